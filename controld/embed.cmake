@@ -1,0 +1,16 @@
+# Writes OUT: the SQL of FILES as one table in C, for controld's migrations. Bytes are written as numbers, so that nothing in a
+# file can end a string or meet a compiler's limit on one.
+set(TABLE "")
+set(TEXT "/* Made from controld/migrations by embed.cmake. */\n#include \"store/store.h\"\n\n")
+set(INDEX 0)
+foreach(FILE IN LISTS FILES)
+	get_filename_component(NAME ${FILE} NAME_WE)
+	file(READ ${FILE} HEX HEX)
+	string(REGEX REPLACE "(................................................................)" "\\1\n" HEX "${HEX}")
+	string(REGEX REPLACE "([0-9a-f][0-9a-f])" "0x\\1," HEX "${HEX}")
+	string(APPEND TEXT "static const unsigned char sql_${INDEX}[] = {\n${HEX}0x00\n};\n")
+	string(APPEND TABLE "\t{ \"${NAME}\", (const char *)sql_${INDEX} },\n")
+	math(EXPR INDEX "${INDEX} + 1")
+endforeach()
+string(APPEND TEXT "\nconst struct migration migrations[] = {\n${TABLE}};\nconst size_t migration_count = ${INDEX};\n")
+file(WRITE ${OUT} "${TEXT}")
