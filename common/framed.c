@@ -108,46 +108,47 @@ static size_t frame_length(const uint8_t *p)
 	return (size_t)p[0] | (size_t)p[1] << 8 | (size_t)p[2] << 16 | (size_t)p[3] << 24;
 }
 
-/* The descriptors of the frame that begins `in`; then `n` bytes of it go away and the others move up. */
-static size_t shift_fds(struct framed *f, size_t n, int fds[FDS_MAX])
+/* The descriptors of the frame that begins at `at`. */
+static size_t pick_fds(struct framed *f, size_t at, int fds[FDS_MAX])
 {
-	size_t taken = 0;
-
 	for (int i = 0; i < 2; i++) {
 		struct fd_group *g = &f->groups[i];
+		size_t n = g->count;
 
-		if (g->count > 0 && g->at == 0) {
-			taken = g->count;
-			memcpy(fds, g->fds, taken * sizeof(fds[0]));
+		if (n > 0 && g->at == at) {
+			memcpy(fds, g->fds, n * sizeof(fds[0]));
 			g->count = 0;
-		} else if (g->count > 0) {
-			g->at -= n;
+			return n;
 		}
 	}
-	return taken;
+	return 0;
 }
 
 /* Hands over every whole frame, as long as the owner wants them. False when the framed ended or was freed. */
 static bool deliver(struct framed *f)
 {
-	while (!f->paused && !f->ended && !f->freed && f->in.len >= 4) {
-		size_t n = frame_length(f->in.data), taken;
+	size_t at = 0;
+
+	while (!f->paused && !f->ended && !f->freed && f->in.len - at >= 4) {
+		const uint8_t *p = f->in.data + at;
+		size_t n = frame_length(p), fd_count;
 		int fds[FDS_MAX];
 		struct err e;
 
 		if (n < 1 || n - 1 > f->opt.max_frame) {
 			err_set(&e, ERR_PROTOCOL, "a frame of %zu bytes; its type and at most %zu bytes are allowed", n, f->opt.max_frame);
 			end(f, &e);
-			return false;
-		}
-		if (f->in.len < 4 + n)
 			break;
-		taken = shift_fds(f, 4 + n, fds);
-		f->opt.on_frame(f->opt.arg, f->in.data[4], f->in.data + HEAD, n - 1, fds, taken);
-		if (f->freed)
-			return false;
-		buf_consume(&f->in, 4 + n);
+		}
+		if (f->in.len - at - 4 < n)
+			break;
+		fd_count = pick_fds(f, at, fds);
+		at += 4 + n;
+		f->opt.on_frame(f->opt.arg, p[4], p + HEAD, n - 1, fds, fd_count);
 	}
+	buf_consume(&f->in, at);
+	for (int i = 0; i < 2; i++)
+		f->groups[i].at -= f->groups[i].count > 0 ? at : 0;
 	return !f->ended && !f->freed;
 }
 
