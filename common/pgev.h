@@ -36,6 +36,7 @@ bool pg_is_null(const struct pg_rows *r, int row, int col);
 const char *pg_text(const struct pg_rows *r, int row, int col); /* "" for NULL; valid during the callback */
 int64_t pg_i64(const struct pg_rows *r, int row, int col);     /* 0 for NULL */
 bool pg_bool(const struct pg_rows *r, int row, int col);
+int64_t pg_affected(const struct pg_rows *r); /* rows inserted, updated or deleted */
 /* Decodes a bytea column into malloc'd bytes (terminated with a NUL that is not counted). NULL when SQL NULL. */
 uint8_t *pg_bytea(const struct pg_rows *r, int row, int col, size_t *len);
 
