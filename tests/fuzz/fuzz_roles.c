@@ -1,0 +1,72 @@
+/* link: ephproto ephproto_link EPH::sodium */
+/* Messages between processes of ours and from nodes: the first byte picks the decoder. What decodes must encode to the same bytes. */
+#include "proto/assignment.h"
+#include "proto/event.h"
+#include "proto/link.h"
+#include "proto/role.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define NO_FREE(m) ((void)(m))
+#define TRY(type, prefix, freeing)                                                        \
+	do {                                                                              \
+		struct type m;                                                            \
+		struct buf again = BUF_INIT(8 * 1024 * 1024);                             \
+		memset(&m, 0, sizeof(m));                                                 \
+		if (prefix##_decode(data, size, &m, &e) == 0) {                           \
+			prefix##_encode(&m, &again);                                      \
+			if (again.len != size || memcmp(again.data, data, size) != 0)     \
+				abort();                                                  \
+			freeing(&m);                                                      \
+		}                                                                         \
+		buf_free(&again);                                                         \
+	} while (0)
+
+static void try_link(uint8_t which, const uint8_t *data, size_t size)
+{
+	struct err e;
+
+	switch (which) {
+	case 0: TRY(link_next, link_next, link_next_free); break;
+	case 1: TRY(link_events, link_events, link_events_free); break;
+	case 2: TRY(link_finish, link_finish, link_finish_free); break;
+	case 3: TRY(link_refuse, link_refuse, NO_FREE); break;
+	case 4: TRY(link_blob, link_blob, NO_FREE); break;
+	case 5: TRY(link_enrol, link_enrol, NO_FREE); break;
+	case 6: TRY(link_start, link_start, NO_FREE); break;
+	case 7: TRY(link_request, link_request, NO_FREE); break;
+	case 8: TRY(link_next_reply, link_next_reply, link_next_reply_free); break;
+	default: TRY(link_reply, link_reply, NO_FREE); break;
+	}
+}
+
+static void try_role(uint8_t which, const uint8_t *data, size_t size)
+{
+	struct err e;
+	enum event_type type;
+	int64_t t;
+
+	switch (which) {
+	case 0: TRY(assignment, assignment, assignment_free); break;
+	case 1: TRY(run_end, run_end, run_end_free); break;
+	case 2: TRY(role_vm, role_vm, NO_FREE); break;
+	case 3: TRY(role_broker_assign, role_broker_assign, role_broker_assign_free); break;
+	default: (void)!event_check(data, size, "run_0123456789abcdef0123456789abcdef", 1, &type, &t, &e); break;
+	}
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	uint8_t which;
+
+	if (size == 0)
+		return 0;
+	which = data[0];
+	if (which & 0x80)
+		try_role(which & 0x07, data + 1, size - 1);
+	else
+		try_link(which & 0x0f, data + 1, size - 1);
+	return 0;
+}

@@ -1,0 +1,289 @@
+"""Runs the kinds of tests that tests/run names and sums them up: the last line is `N passed, N failed, N skipped`.
+
+Each kind is a function that yields Test records. A kind prepares what it needs through `Prepared`, which builds each preset and the
+guest image once. Long output goes to var/tests/*.log; what failed is printed with the name of its log.
+"""
+import argparse
+import concurrent.futures
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as xml
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+LOGS = TOP / "var" / "tests"
+sys.path.insert(0, str(TOP / "tests" / "rig"))
+
+import lint  # noqa: E402
+import pg  # noqa: E402
+
+
+@dataclasses.dataclass
+class Test:
+    kind: str
+    name: str
+    outcome: str  # passed, failed, skipped
+    seconds: float
+    detail: str = ""
+
+
+class Broken(Exception):
+    """Something that every test of a kind needs could not be made."""
+
+
+def say(text):
+    print(text, flush=True)
+
+
+def run(command, log, timeout, env=None, cwd=TOP):
+    """Runs a command with its output in a log; returns the exit status (124: over its time)."""
+    log = LOGS / log
+    with open(log, "w", encoding="utf-8", errors="replace") as out:
+        try:
+            return subprocess.run(command, cwd=cwd, env=env, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                                  timeout=timeout, check=False).returncode
+        except subprocess.TimeoutExpired:
+            out.write(f"\nover its time of {timeout} s\n")
+            return 124
+
+
+def tail(log, lines=40):
+    path = LOGS / log
+    text = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+    return "\n".join(text[-lines:])
+
+
+class Prepared:
+    """What kinds share, made on first use."""
+
+    def __init__(self):
+        self._done = {}
+
+    def once(self, what, make):
+        if what not in self._done:
+            began = time.monotonic()
+            say(f"  {what} …")
+            self._done[what] = make()
+            say(f"  {what}: {time.monotonic() - began:.0f} s")
+        return self._done[what]
+
+    def build(self, preset, targets=()):
+        def make():
+            for step, command in (("configure", ["cmake", "--preset", preset]), ("build", ["cmake", "--build", "--preset", preset])):
+                if step == "build" and targets:
+                    command += ["--target", *targets]
+                log = f"{step}-{preset}.log"
+                if run(command, log, 1500):
+                    raise Broken(f"{' '.join(command)} failed (var/tests/{log}):\n{tail(log)}")
+            return TOP / "build" / preset
+        return self.once(f"build {preset}", make)
+
+    def image(self):
+        """The packed guest image that tests boot: the agent of the release build."""
+        def make():
+            release = self.build("release")
+            log = "image.log"
+            if run(["deploy/guest-image/build"], log, 1200):
+                raise Broken(f"deploy/guest-image/build failed (var/tests/{log}):\n{tail(log)}")
+            built = tail(log, 1).strip()
+            out = LOGS / "image"
+            if run(["deploy/guest-image/pack", "--image", built, "--agent", str(release / "bin" / "guest-agent"), "--out", str(out)],
+                   "pack.log", 60):
+                raise Broken(f"deploy/guest-image/pack failed (var/tests/pack.log):\n{tail('pack.log')}")
+            return out
+        return self.once("guest image", make)
+
+
+# --- kinds -------------------------------------------------------------------------------------------------------------------
+
+def kind_lint(prepared, options):
+    build = prepared.build("asan")
+    for name, check in lint.CHECKS:
+        began = time.monotonic()
+        found = check(TOP, build)
+        yield Test("lint", name, "failed" if found else "passed", time.monotonic() - began, "\n".join(found[:40]))
+
+
+def kind_unit(prepared, options):
+    build = prepared.build("asan")
+    report = LOGS / "unit.xml"
+    report.unlink(missing_ok=True)
+    env = dict(os.environ, ASAN_OPTIONS="detect_leaks=1", UBSAN_OPTIONS="print_stacktrace=1")
+    code = run(["ctest", "--test-dir", str(build), "-j2", "--output-on-failure", "--output-junit", str(report), "-R", r"^unit\."],
+               "unit.log", 600, env)
+    if not report.exists():
+        raise Broken(f"ctest wrote no report (exit {code}, var/tests/unit.log):\n{tail('unit.log')}")
+    yield from junit("unit", report, r"^unit\.")
+
+
+def kind_fuzz(prepared, options):
+    build = prepared.build("fuzz", ["fuzzers"])
+    seconds = int(options.minutes * 60) if options.minutes else 15
+    targets = sorted((build / "tests" / "fuzz").glob("fuzz_*"))
+    targets = [t for t in targets if t.is_file() and os.access(t, os.X_OK)]
+    if not targets:
+        raise Broken("the fuzz preset made no fuzz_* target")
+
+    def one(target):
+        corpus = LOGS / "corpus" / target.name
+        corpus.mkdir(parents=True, exist_ok=True)
+        seeds = TOP / "tests" / "fuzz" / "corpus" / target.name.removeprefix("fuzz_")
+        log = f"{target.name}.log"
+        began = time.monotonic()
+        command = [str(target), f"-max_total_time={seconds}", "-timeout=10", "-rss_limit_mb=2048", "-print_final_stats=1",
+                   f"-artifact_prefix={LOGS}/{target.name}-", str(corpus)] + ([str(seeds)] if seeds.is_dir() else [])
+        code = run(command, log, seconds + 120)
+        runs = re.search(r"number_of_executed_units:\s*(\d+)", (LOGS / log).read_text(errors="replace"))
+        count = int(runs.group(1)) if runs else 0
+        bad = code != 0 or count < 1000
+        detail = f"exit {code}, {count} executions (var/tests/{log})\n{tail(log)}" if bad else f"{count} executions"
+        return Test("fuzz", target.name, "failed" if bad else "passed", time.monotonic() - began, detail)
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        yield from pool.map(one, targets)
+
+
+def pytest(kind, prepared, options, select, timeout, workers=2, extra=()):
+    """Runs e2e tests against the sanitized build; the Postgres cluster of this run serves all workers."""
+    build = prepared.build("asan")
+    image = prepared.image()
+    release = prepared.build("release")
+    report = LOGS / f"{kind}.xml"
+    report.unlink(missing_ok=True)
+    with pg.Cluster(fsync=False) as cluster:
+        env = dict(os.environ, EPHEMERAL_TEST_PG=cluster.socket_dir, EPHEMERAL_BIN=str(build / "bin"), EPHEMERAL_RELEASE_BIN=str(release / "bin"),
+                   EPHEMERAL_IMAGE=str(image), EPHEMERAL_TEST_LOGS=str(LOGS),
+                   EPHEMERAL_SHARED=os.environ.get("EPHEMERAL_SHARED", str(TOP.parent / "shared")), PYTHONDONTWRITEBYTECODE="1")
+        command = ["/usr/bin/python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", "-o", "junit_family=xunit2",
+                   "--timeout=300", *(["-n", str(workers), "--dist", "loadgroup"] if workers > 1 else []), *extra, *select]
+        if options.match:
+            command += ["-k", options.match]
+        code = run(command, f"{kind}.log", timeout, env)
+    if not report.exists():
+        raise Broken(f"pytest wrote no report (exit {code}, var/tests/{kind}.log):\n{tail(f'{kind}.log')}")
+    yield from junit(kind, report)
+
+
+def kind_e2e(prepared, options):
+    yield from pytest("e2e", prepared, options, ["tests/e2e"], 1500)
+    yield from booted("e2e")
+
+
+def booted(kind):
+    """Guests really booted, as the nodes of the tests counted them, against the tests that claim one."""
+    count = LOGS / "guests"
+    claims = sum(int(line) for line in (LOGS / "guest-claims").read_text().split()) if (LOGS / "guest-claims").exists() else 0
+    boots = sum(int(line) for line in count.read_text().split()) if count.exists() else 0
+    outcome = "passed" if boots >= claims else "failed"
+    yield Test(kind, "guests_booted", outcome, 0, f"{boots} guests booted for {claims} tests that claim one")
+
+
+def kind_load(prepared, options):
+    yield from pytest("load", prepared, options, ["tests/load"], 1800, workers=1)
+
+
+def kind_deploy(prepared, options):
+    yield from pytest("deploy", prepared, options, ["tests/deploy"], 1200, workers=1)
+
+
+def junit(kind, report, strip=""):
+    for case in xml.parse(report).getroot().iter("testcase"):
+        name = re.sub(strip, "", case.get("name"))
+        if kind != "unit" and case.get("classname"):
+            name = f"{case.get('classname').split('.')[-1]}::{name}"
+        outcome, detail = "passed", ""
+        for child in case:
+            if child.tag in ("failure", "error"):
+                outcome, detail = "failed", (child.text or child.get("message") or "")
+            elif child.tag == "skipped":
+                outcome, detail = "skipped", child.get("message") or (child.text or "")
+        if outcome == "passed" and case.get("status") == "notrun":
+            outcome, detail = "failed", "was not run"
+        yield Test(kind, name, outcome, float(case.get("time") or 0), detail)
+
+
+KINDS = {
+    "lint": (kind_lint, True, "format, clang-tidy, and the rules of the house"),
+    "unit": (kind_unit, True, "pure logic, cmocka under ASan and UBSan"),
+    "fuzz": (kind_fuzz, True, "libFuzzer on every reader of foreign bytes, 15 s each (--minutes N for long)"),
+    "e2e": (kind_e2e, True, "the whole system with booted guests"),
+    "deploy": (kind_deploy, True, "deploy/quickstart on a copy of the tree"),
+    "load": (kind_load, False, "60 runs by 8 clients on one node, and start times beside the bare boot"),
+}
+
+
+def arguments():
+    parser = argparse.ArgumentParser(prog="tests/run", description="Builds and tests Ephemeral. Without a kind: those of the default run.",
+                                     epilog="\n".join(f"  {name:8} {'' if default else '(by name) '}{text}" for name, (_, default, text) in KINDS.items()),
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help="kinds to run, in this order")
+    parser.add_argument("--json", metavar="FILE", help="write the outcome of every test")
+    parser.add_argument("--minutes", type=float, help="fuzz: minutes for each target")
+    parser.add_argument("-k", dest="match", metavar="WORDS", help="e2e, load, deploy: only tests whose name matches (pytest -k)")
+    options = parser.parse_args()
+    for kind in options.kinds:
+        if kind not in KINDS:
+            parser.error(f"unknown kind {kind!r}; kinds are {', '.join(KINDS)}")
+    return options
+
+
+def run_kind(kind, prepared, options):
+    say(f"{kind}: {KINDS[kind][2]}")
+    tests = []
+    began = time.monotonic()
+    try:
+        for test in KINDS[kind][0](prepared, options):
+            tests.append(test)
+            if test.outcome == "failed":
+                say(f"  FAILED {test.name}\n" + "\n".join("    " + line for line in test.detail.splitlines()[-60:]))
+            elif test.outcome == "skipped":
+                say(f"  skipped {test.name}: {test.detail}")
+    except Broken as broken:
+        tests.append(Test(kind, "prepare", "failed", 0, str(broken)))
+        say(f"  FAILED to prepare: {broken}")
+    if not tests:
+        tests.append(Test(kind, "prepare", "failed", 0, "no test was found"))
+        say("  FAILED: no test was found")
+    passed = sum(t.outcome == "passed" for t in tests)
+    say(f"  {passed} of {len(tests)} passed in {time.monotonic() - began:.0f} s")
+    return tests, time.monotonic() - began
+
+
+def main():
+    options = arguments()
+    began = time.monotonic()
+    LOGS.mkdir(parents=True, exist_ok=True)
+    for counter in ("guests", "guest-claims"):
+        (LOGS / counter).unlink(missing_ok=True)
+    prepared = Prepared()
+    tests, seconds = [], {}
+    for kind in options.kinds or [name for name, row in KINDS.items() if row[1]]:
+        found, seconds[kind] = run_kind(kind, prepared, options)
+        tests += found
+    count = {outcome: sum(t.outcome == outcome for t in tests) for outcome in ("passed", "failed", "skipped")}
+    if options.json:
+        document = {
+            "passed": count["passed"], "failed": count["failed"],
+            "skipped": [{"name": f"{t.kind}/{t.name}", "reason": t.detail} for t in tests if t.outcome == "skipped"],
+            "seconds": round(time.monotonic() - began, 1),
+            "kinds": {kind: {"passed": sum(t.kind == kind and t.outcome == "passed" for t in tests),
+                             "failed": sum(t.kind == kind and t.outcome == "failed" for t in tests), "seconds": round(seconds[kind], 1)}
+                      for kind in seconds},
+            "tests": [{"kind": t.kind, "name": t.name, "outcome": t.outcome, "seconds": round(t.seconds, 3)} for t in tests],
+        }
+        pathlib.Path(options.json).write_text(json.dumps(document, indent=1) + "\n")
+    for t in tests:
+        if t.outcome == "failed":
+            say(f"failed: {t.kind}/{t.name}")
+    say(f"whole time {time.monotonic() - began:.0f} s")
+    say(f"{count['passed']} passed, {count['failed']} failed, {count['skipped']} skipped")
+    return 1 if count["failed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
