@@ -1,0 +1,73 @@
+/*
+ * `ephemeral`: finds the verb, reads its arguments, runs it. One process, one thread. The exit status is the verb's (cli.h).
+ */
+#include "cli.h"
+
+#include "common/text.h"
+#include "term.h"
+
+#include <locale.h>
+#include <signal.h>
+#include <unistd.h>
+
+static int wrong_use(const char *why, const struct verb *v)
+{
+	term_complain("%s", why);
+	if (v != NULL)
+		term_note("usage: ephemeral %s%s%s%s; `ephemeral help %s` says more", v->name, v->words[0] != '\0' ? " " : "", v->words,
+				v->option_count > 0 ? " [options]" : "", v->name);
+	return CLI_USE;
+}
+
+static int run_verb(const struct verb *v, int argc, char *const *argv)
+{
+	static struct args args;
+	struct err e;
+
+	if (args_parse(v->options, v->option_count, argc, argv, &args, &e) != 0)
+		return wrong_use(e.text, v);
+	if (args_flag(&args, "help")) {
+		help_verb(v);
+		return CLI_OK;
+	}
+	if (args.word_count < v->words_min)
+		return wrong_use("something is missing", v);
+	if (args.word_count > v->words_max)
+		return wrong_use(v->words_max == 0 ? "this verb takes no words" : "too many words; quote what has spaces", v);
+	return v->run(&args);
+}
+
+int main(int argc, char **argv)
+{
+	static struct args none;
+	const struct verb *v;
+	int used, rc;
+	struct err e;
+
+	(void)setlocale(LC_CTYPE, "C.UTF-8"); /* wcwidth() needs it */
+	(void)signal(SIGPIPE, SIG_IGN);
+	if (argc < 2) {
+		(void)cmd_help(&none);
+		return CLI_USE;
+	}
+	if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)
+		return cmd_help(&none);
+	if (strcmp(argv[1], "--version") == 0)
+		return cmd_version(&none);
+	if (argv[1][0] == '-')
+		return wrong_use("options stand after the verb: ephemeral VERB [options]", NULL);
+	/* `ephemeral admin --help` and `ephemeral admin node --help` ask for help, not for a verb. */
+	v = verb_find(argc - 1, argv + 1, &used, &e);
+	if (v == NULL && (strcmp(argv[argc - 1], "--help") == 0 || strcmp(argv[argc - 1], "-h") == 0) && strcmp(argv[1], "admin") == 0) {
+		none.words[none.word_count++] = "admin";
+		return cmd_help(&none);
+	}
+	if (v == NULL)
+		return wrong_use(e.text, NULL);
+	rc = run_verb(v, argc - 1 - used, argv + 1 + used);
+	if (fflush(stdout) != 0 || ferror(stdout)) {
+		term_complain("standard output cannot be written");
+		return rc == CLI_OK ? CLI_ASK : rc;
+	}
+	return rc;
+}
