@@ -41,7 +41,7 @@ static void explain(enum tool t, struct buf *why)
 		if (rules[i].tool != t)
 			continue;
 		buf_printf(why, "%s%s (%s, %s)", sep, rules[i].name, json_type_name(rules[i].type),
-			rules[i].required ? "required" : "optional");
+				rules[i].required ? "required" : "optional");
 		sep = ", ";
 	}
 	buf_add_str(why, ".");
@@ -53,8 +53,9 @@ static bool take_text(const struct arg_rule *r, const struct json *v, struct too
 	int64_t len = (int64_t)json_len(v);
 
 	if (len < r->min || len > r->max)
-		return buf_printf(why, "%s has %" PRId64 " bytes; %" PRId64 " to %" PRId64 " are allowed.", r->name, len, r->min, r->max) &&
-			false;
+		return buf_printf(why, "%s has %" PRId64 " bytes; %" PRId64 " to %" PRId64 " are allowed.", r->name, len, r->min,
+				       r->max) &&
+		       false;
 	memcpy((char *)out + r->offset, &text, sizeof text);
 	if (r->tool == TOOL_WRITE_FILE && strcmp(r->name, "content") == 0)
 		out->content_len = (size_t)len;
@@ -66,7 +67,8 @@ static bool take_int(const struct arg_rule *r, const struct json *v, struct tool
 	int64_t n = json_as_int(v);
 
 	if (n < r->min || n > r->max)
-		return buf_printf(why, "%s is %" PRId64 "; %" PRId64 " to %" PRId64 " are allowed.", r->name, n, r->min, r->max) && false;
+		return buf_printf(why, "%s is %" PRId64 "; %" PRId64 " to %" PRId64 " are allowed.", r->name, n, r->min, r->max) &&
+		       false;
 	memcpy((char *)out + r->offset, &n, sizeof n);
 	return true;
 }
@@ -80,8 +82,9 @@ static bool take_member(const struct arg_rule *r, const struct json *v, struct t
 		return buf_printf(why, "%s is missing.", r->name) && false;
 	}
 	if (json_type(v) != r->type)
-		return buf_printf(why, "%s must be of type %s, not %s.", r->name, json_type_name(r->type), json_type_name(json_type(v))) &&
-			false;
+		return buf_printf(why, "%s must be of type %s, not %s.", r->name, json_type_name(r->type),
+				       json_type_name(json_type(v))) &&
+		       false;
 	return r->type == JSON_STRING ? take_text(r, v, out, why) : take_int(r, v, out, why);
 }
 

@@ -33,7 +33,7 @@ static int set_limits(struct err *e)
 	memory_mib = available - RESERVE_MIB;
 	if (memory_mib < MEMORY_MIN_MIB)
 		return err_set(e, ERR_LIMIT, "the machine has %ld MiB free, at least %d are needed", available,
-			RESERVE_MIB + MEMORY_MIN_MIB);
+				RESERVE_MIB + MEMORY_MIN_MIB);
 	if (!text_fmt(text, sizeof text, "%ldM", memory_mib))
 		return err_set(e, ERR_INTERNAL, "memory limit");
 	if (fs_write(worker_dir, "pids.max", PIDS_MAX, e) < 0 || fs_write(worker_dir, "memory.max", text, e) < 0)

@@ -39,11 +39,11 @@ enum lane_name { LANE_EVENTS, LANE_RESULT, LANE_CALL, LANE_COUNT };
 
 struct channel {
 	int fd;
-	bool met;              /* the host has sent something */
-	int64_t hup_since_ms;  /* 0: the host is connected */
+	bool met;             /* the host has sent something */
+	int64_t hup_since_ms; /* 0: the host is connected */
 	struct buf in, out;
-	struct buf events;     /* bodies of waiting events, each after its u32 length */
-	size_t events_taken;   /* bytes of `events` that have left */
+	struct buf events;   /* bodies of waiting events, each after its u32 length */
+	size_t events_taken; /* bytes of `events` that have left */
 	struct lane lanes[LANE_COUNT];
 	channel_frame_fn *fn;
 	void *ctx;
@@ -258,7 +258,7 @@ int channel_flush_events(struct channel *ch, struct err *e)
 }
 
 int channel_send_message(struct channel *ch, uint32_t stream, enum guest_frame data, enum guest_frame end, const void *p, size_t n,
-	struct err *e)
+		struct err *e)
 {
 	struct lane *lane = lane_of(ch, stream);
 	const uint8_t *bytes = p;
@@ -361,6 +361,7 @@ static int read_in(struct channel *ch, struct err *e)
 
 struct pollfd channel_pollfd(const struct channel *ch)
 {
+	struct pollfd p = { .fd = ch->fd, .events = POLLIN };
 	bool event_ready = false;
 
 	if (events_waiting(ch) > 0) {
@@ -369,7 +370,9 @@ struct pollfd channel_pollfd(const struct channel *ch)
 		memcpy(&n, ch->events.data + ch->events_taken, sizeof n);
 		event_ready = n <= ch->lanes[LANE_EVENTS].may_send;
 	}
-	return (struct pollfd){ .fd = ch->fd, .events = (short)(POLLIN | (ch->out.len > 0 || event_ready ? POLLOUT : 0)) };
+	if (ch->out.len > 0 || event_ready)
+		p.events = (short)(POLLIN | POLLOUT);
+	return p;
 }
 
 int channel_serve(struct channel *ch, short revents, struct err *e)

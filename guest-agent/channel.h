@@ -37,7 +37,7 @@ void channel_consumed(struct channel *ch, uint32_t stream, size_t n);
 void channel_open_stream(struct channel *ch, uint32_t stream);
 /* Sends a message as data frames and an end frame; blocks for credit. */
 int channel_send_message(struct channel *ch, uint32_t stream, enum guest_frame data, enum guest_frame end, const void *p, size_t n,
-	struct err *e) EPH_MUST_CHECK;
+		struct err *e) EPH_MUST_CHECK;
 
 /* Queues an event; it leaves as credit allows. False when it would pass CHANNEL_EVENTS_MAX: the caller counts what is lost. */
 bool channel_event(struct channel *ch, const struct guest_event *ev);

@@ -30,7 +30,10 @@ static int drop_capabilities(struct err *e)
 static int set_limits(struct err *e)
 {
 	/* Processes and memory are bounded by the cgroup, disk by the writable layer. */
-	static const struct { __rlimit_resource_t what; struct rlimit value; } limits[] = {
+	static const struct {
+		__rlimit_resource_t what;
+		struct rlimit value;
+	} limits[] = {
 		{ RLIMIT_CORE, { 0, 0 } },
 		{ RLIMIT_NOFILE, { 1024, 4096 } },
 		{ RLIMIT_MEMLOCK, { 1 << 20, 1 << 20 } },

@@ -39,7 +39,7 @@ struct run {
 	struct job_end *end;
 	struct cgroup group;
 	struct child_end child;
-	int pipes[2];        /* read ends of stdout and stderr; -1 at their end */
+	int pipes[2]; /* read ends of stdout and stderr; -1 at their end */
 	enum job_state state;
 	int64_t started_ms, limit_at_ms, gone_by_ms;
 };
@@ -55,12 +55,19 @@ static void child_fail(const struct err *e)
 static void child_exec(const struct job *job)
 {
 	static const char *const env[] = {
-		"PATH=/usr/local/bin:/usr/bin:/bin", "HOME=" WORKER_HOME, "USER=" WORKER_NAME, "LOGNAME=" WORKER_NAME,
-		"SHELL=/bin/bash", "LANG=C.UTF-8", "TERM=dumb", "PAGER=cat", NULL,
+		"PATH=/usr/local/bin:/usr/bin:/bin",
+		"HOME=" WORKER_HOME,
+		"USER=" WORKER_NAME,
+		"LOGNAME=" WORKER_NAME,
+		"SHELL=/bin/bash",
+		"LANG=C.UTF-8",
+		"TERM=dumb",
+		"PAGER=cat",
+		NULL,
 	};
 	const char *const argv[] = { "bash", "-c", job->command, NULL };
 
-	execve("/bin/bash", (char *const *)(uintptr_t)argv, (char *const *)(uintptr_t)env);
+	execve("/bin/bash", (char *const *)argv, (char *const *)env);
 }
 
 /* Runs in the child, a copy of this process, already in its group. Never returns. */

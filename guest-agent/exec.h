@@ -20,7 +20,7 @@ typedef int64_t job_tick_fn(void *ctx, int64_t now_ms);
 typedef int job_inner_fn(void *arg);
 
 struct job {
-	const char *command;  /* for bash -c; or NULL and `inner` */
+	const char *command; /* for bash -c; or NULL and `inner` */
 	job_inner_fn *inner;
 	void *inner_arg;
 	const char *cwd;
@@ -31,11 +31,11 @@ struct job {
 };
 
 struct job_end {
-	bool started;          /* false: nothing ran, `why` says why */
+	bool started; /* false: nothing ran, `why` says why */
 	struct err why;
-	bool timed_out;        /* killed at its time limit */
+	bool timed_out; /* killed at its time limit */
 	bool has_signal;
-	bool out_of_memory;    /* the memory limit ended a process of it */
+	bool out_of_memory; /* the memory limit ended a process of it */
 	int code;
 	uint32_t duration_ms;
 };

@@ -82,7 +82,11 @@ int history_add_fixed(struct history *h, enum model_role role, const char *conte
 int history_add_reply(struct history *h, struct model_reply *r, struct err *e)
 {
 	struct model_message m = {
-		.role = ROLE_ASSISTANT, .content = r->content, .tool_call_id = strdup(""), .calls = r->calls, .call_count = r->call_count,
+		.role = ROLE_ASSISTANT,
+		.content = r->content,
+		.tool_call_id = strdup(""),
+		.calls = r->calls,
+		.call_count = r->call_count,
 	};
 
 	r->content = NULL;

@@ -16,9 +16,9 @@
 struct history {
 	struct model_message *messages; /* owned, with all texts */
 	uint32_t count, cap;
-	uint32_t fixed;                 /* messages at the front that are never dropped: system and user */
+	uint32_t fixed; /* messages at the front that are never dropped: system and user */
 	size_t bytes;
-	uint32_t dropped;               /* turns dropped so far */
+	uint32_t dropped; /* turns dropped so far */
 };
 
 void history_init(struct history *h);
@@ -29,7 +29,8 @@ int history_add_fixed(struct history *h, enum model_role role, const char *conte
 int history_add_reply(struct history *h, struct model_reply *r, struct err *e) EPH_MUST_CHECK;
 /* Takes content (malloc'd). */
 int history_add_result(struct history *h, const char *tool_call_id, char *content, struct err *e) EPH_MUST_CHECK;
-/* Once the tool calls of message i have run: arguments that are not JSON become {}, since some providers refuse the whole request. */
+/* Once the tool calls of message i have run: arguments that are not JSON become {}, since some providers refuse the whole request.
+ */
 void history_mend_arguments(struct history *h, uint32_t i);
 /* Makes the conversation fit; before each call. */
 int history_fit(struct history *h, struct err *e) EPH_MUST_CHECK;

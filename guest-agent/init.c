@@ -136,8 +136,10 @@ static void loopback_up(void)
 void init_settings(void)
 {
 	/* Less kernel for user processes to attack: nothing in a run needs these. */
-	static const struct { const char *path, *value; } settings[] = {
-		{ "/proc/sys/kernel/panic", "-1" },           /* a dead agent restarts the machine, which its host takes as the end */
+	static const struct {
+		const char *path, *value;
+	} settings[] = {
+		{ "/proc/sys/kernel/panic", "-1" }, /* a dead agent restarts the machine, which its host takes as the end */
 		{ "/proc/sys/kernel/dmesg_restrict", "1" },
 		{ "/proc/sys/kernel/kptr_restrict", "2" },
 		{ "/proc/sys/kernel/unprivileged_bpf_disabled", "2" },

@@ -27,8 +27,8 @@ struct loop {
 	const struct setup *setup;
 	struct tools tools;
 	struct history history;
-	uint32_t call;      /* number of the model call that is under way or was last */
-	struct buf reply;   /* as it comes in */
+	uint32_t call;    /* number of the model call that is under way or was last */
+	struct buf reply; /* as it comes in */
 	bool reply_whole;
 };
 
@@ -46,19 +46,24 @@ static void describe_files(const struct guest_setup *s, struct buf *out)
 static void system_prompt(const struct setup *s, struct buf *out)
 {
 	buf_printf(out,
-		"You are an agent at work in a disposable Linux microVM that exists for this one task. You act as the unprivileged user "
-		WORKER_NAME " in the working directory %s.\n"
-		"This machine has no network: no name resolves and nothing outside can be reached. It holds no credentials.\n",
-		s->workdir);
+			"You are an agent at work in a disposable Linux microVM that exists for this one task. You act as the "
+			"unprivileged user " WORKER_NAME " in the working directory %s.\n"
+			"This machine has no network: no name resolves and nothing outside can be reached. It holds no "
+			"credentials.\n",
+			s->workdir);
 	if (s->request.shell)
-		buf_add_str(out, "With the tool shell you can run commands; bash, coreutils, python3, git, jq and curl are there. Each command "
-			"starts afresh in the working directory, has no input, and all its processes end with it. Long output is cut in "
-			"the middle.\n");
+		buf_add_str(out, "With the tool shell you can run commands; bash, coreutils, python3, git, jq and curl are there. "
+				 "Each command "
+				 "starts afresh in the working directory, has no input, and all its processes end with it. Long "
+				 "output is cut in "
+				 "the middle.\n");
 	else
 		buf_add_str(out, "You cannot run commands in this run; you can read, write and list files.\n");
-	buf_add_str(out, "The machine and everything written in it are destroyed at the end. Only your last message, the one without a tool "
-		"call, is kept: it is the result of the task, so put everything that matters into it. Report what you really "
-		"saw, not what you expect.\n");
+	buf_add_str(out, "The machine and everything written in it are destroyed at the end. Only your last message, the one "
+			 "without a tool "
+			 "call, is kept: it is the result of the task, so put everything that matters into it. Report what you "
+			 "really "
+			 "saw, not what you expect.\n");
 	describe_files(&s->request, out);
 }
 
@@ -106,7 +111,10 @@ static int on_frame(void *ctx, const struct guest_frame_view *f, struct err *e)
 static int send_call(struct loop *l, struct err *e)
 {
 	struct model_call call = {
-		.call = l->call, .tools = tools_offered(&l->tools), .messages = l->history.messages, .message_count = l->history.count,
+		.call = l->call,
+		.tools = tools_offered(&l->tools),
+		.messages = l->history.messages,
+		.message_count = l->history.count,
 	};
 	struct buf body = BUF_INIT(MODEL_CALL_BYTES_MAX + 1);
 	int rc;
@@ -217,7 +225,7 @@ static int send_result(struct loop *l, const char *text, struct err *e)
 /* 0: go on; 1: the run is over; -1 error. */
 static int step(struct loop *l, struct err *e)
 {
-	struct model_reply reply;
+	struct model_reply reply = { .call = 0 };
 	int rc;
 
 	if (ask(l, &reply, e) < 0)
@@ -228,7 +236,7 @@ static int step(struct loop *l, struct err *e)
 		rc = 1;
 		if (reply.status == MODEL_FAILED)
 			wait_for_end(l, "the model gave no answer");
-		else if (send_result(l, reply.content, e) < 0)
+		else if (send_result(l, reply.content == NULL ? "" : reply.content, e) < 0)
 			rc = -1;
 	}
 	model_reply_free(&reply);
@@ -238,9 +246,13 @@ static int step(struct loop *l, struct err *e)
 int loop_run(struct channel *ch, int sigchld_fd, const struct setup *s, struct err *e)
 {
 	struct loop l = {
-		.ch = ch, .setup = s,
-		.tools = { .ch = ch, .sigchld_fd = sigchld_fd, .workdir = s->workdir, .shell = s->request.shell,
-			.limit_ms = s->request.tool_timeout_ms },
+		.ch = ch,
+		.setup = s,
+		.tools = { .ch = ch,
+				.sigchld_fd = sigchld_fd,
+				.workdir = s->workdir,
+				.shell = s->request.shell,
+				.limit_ms = s->request.tool_timeout_ms },
 	};
 	int rc;
 

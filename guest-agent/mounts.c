@@ -72,7 +72,8 @@ static int mount_layers(const char *disk, struct err *e)
 		return -1;
 	if (chmod("/m/rw/tmp", 01777) < 0)
 		return err_set_errno(e, "chmod /tmp");
-	if (mount("root", "/m/root", "overlay", MS_NODEV | MS_NOSUID, "lowerdir=/m/image,upperdir=/m/rw/upper,workdir=/m/rw/work") < 0)
+	if (mount("root", "/m/root", "overlay", MS_NODEV | MS_NOSUID, "lowerdir=/m/image,upperdir=/m/rw/upper,workdir=/m/rw/work") <
+			0)
 		return err_set_errno(e, "mount the overlay");
 	/* /tmp is a plain tmpfs, but shares the bound of the writable layer. */
 	if (mount("/m/rw/tmp", "/m/root/tmp", NULL, MS_BIND, NULL) < 0)
@@ -83,13 +84,26 @@ static int mount_layers(const char *disk, struct err *e)
 /* Only what programs expect: no disk, no channel, no console is to be seen in there. */
 static int make_dev(struct err *e)
 {
-	static const struct { const char *path; unsigned int minor; unsigned int major; } nodes[] = {
-		{ "/dev/null", 3, 1 }, { "/dev/zero", 5, 1 }, { "/dev/full", 7, 1 }, { "/dev/random", 8, 1 },
-		{ "/dev/urandom", 9, 1 }, { "/dev/tty", 0, 5 },
+	static const struct {
+		const char *path;
+		unsigned int minor;
+		unsigned int major;
+	} nodes[] = {
+		{ "/dev/null", 3, 1 },
+		{ "/dev/zero", 5, 1 },
+		{ "/dev/full", 7, 1 },
+		{ "/dev/random", 8, 1 },
+		{ "/dev/urandom", 9, 1 },
+		{ "/dev/tty", 0, 5 },
 	};
-	static const struct { const char *path, *to; } links[] = {
-		{ "/dev/fd", "/proc/self/fd" }, { "/dev/stdin", "/proc/self/fd/0" }, { "/dev/stdout", "/proc/self/fd/1" },
-		{ "/dev/stderr", "/proc/self/fd/2" }, { "/dev/ptmx", "pts/ptmx" },
+	static const struct {
+		const char *path, *to;
+	} links[] = {
+		{ "/dev/fd", "/proc/self/fd" },
+		{ "/dev/stdin", "/proc/self/fd/0" },
+		{ "/dev/stdout", "/proc/self/fd/1" },
+		{ "/dev/stderr", "/proc/self/fd/2" },
+		{ "/dev/ptmx", "pts/ptmx" },
 	};
 
 	if (mount("dev", "/dev", "tmpfs", MS_NOSUID | MS_NOEXEC, "mode=0755,size=64k") < 0)

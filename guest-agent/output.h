@@ -17,9 +17,9 @@
 /* The first and the last bytes of a long text. */
 struct keep {
 	struct buf head;
-	struct buf tail;  /* a ring once it is full */
-	size_t tail_at;   /* where the ring's oldest byte is */
-	uint64_t total;   /* bytes seen */
+	struct buf tail; /* a ring once it is full */
+	size_t tail_at;  /* where the ring's oldest byte is */
+	uint64_t total;  /* bytes seen */
 };
 void keep_init(struct keep *k);
 void keep_free(struct keep *k);
@@ -33,10 +33,10 @@ bool output_clean(struct buf *out, const uint8_t *p, size_t n);
 
 /* One stream of a command on its way to the timeline. */
 struct chunker {
-	struct buf held;    /* not sent yet; at most a chunk */
+	struct buf held; /* not sent yet; at most a chunk */
 	size_t chunk_max;
-	uint64_t *budget;   /* bytes that may still be sent; shared by both streams of a command */
-	uint64_t *cut;      /* bytes not sent because the budget was used up */
+	uint64_t *budget; /* bytes that may still be sent; shared by both streams of a command */
+	uint64_t *cut;    /* bytes not sent because the budget was used up */
 };
 /* How a chunk leaves. False: it was lost, and counts as cut. */
 typedef bool chunk_fn(void *ctx, const uint8_t *p, size_t n);

@@ -44,11 +44,11 @@ static const struct denied {
 #define DENIED_COUNT (sizeof denied / sizeof denied[0])
 #define PROGRAM_MAX (8 + 5 * DENIED_COUNT)
 
-#define LOAD(field) (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, (unsigned int)offsetof(struct seccomp_data, field))
-#define RETURN(value) (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, (value))
+#define LOAD(field) (struct sock_filter) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, (unsigned int)offsetof(struct seccomp_data, field))
+#define RETURN(value) (struct sock_filter) BPF_STMT(BPF_RET | BPF_K, (value))
 /* Goes on when equal (or at least, for JUMP_GE), else skips n instructions. */
-#define UNLESS_EQUAL(value, n) (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (value), 0, (n))
-#define UNLESS_AT_LEAST(value, n) (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, (value), 0, (n))
+#define UNLESS_EQUAL(value, n) (struct sock_filter) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (value), 0, (n))
+#define UNLESS_AT_LEAST(value, n) (struct sock_filter) BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, (value), 0, (n))
 
 const struct sock_filter *seccomp_program(unsigned short *n)
 {

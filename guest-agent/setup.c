@@ -37,11 +37,11 @@ struct intake {
 	struct channel *ch;
 	struct setup *out;
 	enum setup_state state;
-	struct buf message;   /* the setup message as it comes in */
-	int scratch;          /* the working directory */
-	uint32_t file;        /* the one that is being written, from 0 */
-	int file_fd;          /* -1: not open yet */
-	uint64_t file_done;   /* bytes of it */
+	struct buf message; /* the setup message as it comes in */
+	int scratch;        /* the working directory */
+	uint32_t file;      /* the one that is being written, from 0 */
+	int file_fd;        /* -1: not open yet */
+	uint64_t file_done; /* bytes of it */
 	bool reseeded, clock_set;
 };
 
@@ -109,7 +109,7 @@ static bool random_name(char out[7])
 	static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
 	uint8_t byte;
 
-	for (size_t i = 0; i < 6; ) {
+	for (size_t i = 0; i < 6;) {
 		if (getrandom(&byte, 1, 0) != 1)
 			return false;
 		if (byte < 4 * 62) /* the largest multiple of 62: no letter is likelier than another */
@@ -211,7 +211,7 @@ static int take_file(struct intake *in, const struct guest_frame_view *f, struct
 		return err_set(e, ERR_PROTOCOL, "bytes of file %u came when file %u was expected", index, in->file);
 	if (r.left > s->files[index].size - in->file_done)
 		return err_set(e, ERR_PROTOCOL, "file %s has more bytes than announced", s->files[index].path);
-	for (size_t done = 0; done < r.left; ) {
+	for (size_t done = 0; done < r.left;) {
 		ssize_t n = write(in->file_fd, r.p + done, r.left - done);
 
 		if (n <= 0)

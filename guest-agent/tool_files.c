@@ -28,7 +28,8 @@ struct file_job {
 	const struct tool_args *args;
 };
 
-/* --- in the child: plain blocking calls, memory goes with the process ---------------------------------------------------------- */
+/* --- in the child: plain blocking calls, memory goes with the process ----------------------------------------------------------
+ */
 
 static int child_says(int code, const char *fmt, ...) EPH_PRINTF(2, 3);
 
@@ -98,12 +99,12 @@ static size_t child_read(int fd, char *p, size_t n, int64_t offset)
 static int inner_read(void *arg)
 {
 	const struct tool_args *a = ((struct file_job *)arg)->args;
+	static char p[READ_LIMIT_MAX + 1];
 	size_t limit = (size_t)a->limit, have, show;
-	struct stat st;
+	struct stat st = { .st_size = 0 };
 	int fd = child_open(a->path, O_RDONLY, &st);
-	char *p = malloc(limit + 1);
 
-	if (fd < 0 || p == NULL)
+	if (fd < 0)
 		return 1;
 	have = child_read(fd, p, limit + 1, a->offset);
 	if (memchr(p, '\0', have < PROBE_BYTES ? have : PROBE_BYTES) != NULL)
@@ -115,7 +116,7 @@ static int inner_read(void *arg)
 		return 1;
 	if (have > show)
 		return child_says(0, "[bytes %" PRId64 " to %" PRId64 " of %" PRId64 "; go on with offset %" PRId64 "]", a->offset,
-			a->offset + (int64_t)show, (int64_t)st.st_size, a->offset + (int64_t)show);
+				a->offset + (int64_t)show, (int64_t)st.st_size, a->offset + (int64_t)show);
 	if (have == 0 && a->offset > 0)
 		return child_says(0, "[nothing at this offset: the file has %" PRId64 " bytes]", (int64_t)st.st_size);
 	return have == 0 ? child_says(0, "[the file is empty]") : 0;
@@ -124,9 +125,9 @@ static int inner_read(void *arg)
 /* Makes the folders above a file. */
 static bool child_make_parents(const char *path)
 {
-	char *copy = strdup(path);
+	char copy[ARG_PATH_MAX + 1];
 
-	if (copy == NULL)
+	if (!text_copy(copy, sizeof copy, path))
 		return false;
 	for (char *slash = strchr(copy + 1, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
 		*slash = '\0';
@@ -155,7 +156,8 @@ static int inner_write(void *arg)
 		ssize_t n = write(fd, a->content + done, a->content_len - done);
 
 		if (n <= 0)
-			return child_says(1, "%s: only %zu of %zu bytes are written: %s", a->path, done, a->content_len, why(errno));
+			return child_says(
+					1, "%s: only %zu of %zu bytes are written: %s", a->path, done, a->content_len, why(errno));
 		done += (size_t)n;
 	}
 	if (close(fd) < 0)
@@ -220,7 +222,8 @@ static int inner_list(void *arg)
 	return count == 0 ? child_says(0, "[the folder is empty]") : 0;
 }
 
-/* --- in the agent --------------------------------------------------------------------------------------------------------------- */
+/* --- in the agent ---------------------------------------------------------------------------------------------------------------
+ */
 
 struct collected {
 	struct keep out;
@@ -255,8 +258,8 @@ static const char *outcome(const struct job_end *end, struct collected *c, struc
 	return text == NULL ? "" : text;
 }
 
-static void report(const struct tools *t, enum tool which, const char *call_id, const struct tool_args *a, const struct job_end *end,
-	struct collected *c, struct buf *result)
+static void report(const struct tools *t, enum tool which, const char *call_id, const struct tool_args *a,
+		const struct job_end *end, struct collected *c, struct buf *result)
 {
 	struct buf clean = BUF_INIT(3 * REMARK_MAX);
 	const char *remark = outcome(end, c, &clean);
@@ -281,15 +284,21 @@ static void report(const struct tools *t, enum tool which, const char *call_id, 
 }
 
 int tool_files(const struct tools *t, enum tool which, const char *call_id, const struct tool_args *a, struct buf *result,
-	struct err *e)
+		struct err *e)
 {
 	static job_inner_fn *const inner[TOOL_COUNT] = {
-		[TOOL_READ_FILE] = inner_read, [TOOL_WRITE_FILE] = inner_write, [TOOL_LIST_FILES] = inner_list,
+		[TOOL_READ_FILE] = inner_read,
+		[TOOL_WRITE_FILE] = inner_write,
+		[TOOL_LIST_FILES] = inner_list,
 	};
 	struct file_job arg = { .args = a };
 	struct collected c;
 	struct job job = {
-		.inner = inner[which], .inner_arg = &arg, .cwd = t->workdir, .on_output = on_output, .ctx = &c,
+		.inner = inner[which],
+		.inner_arg = &arg,
+		.cwd = t->workdir,
+		.on_output = on_output,
+		.ctx = &c,
 		.limit_ms = t->limit_ms < FILE_JOB_LIMIT_MS ? t->limit_ms : FILE_JOB_LIMIT_MS,
 	};
 	struct job_end end;

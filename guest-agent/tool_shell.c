@@ -26,9 +26,9 @@ struct shell {
 	const char *call_id;
 	struct keep keep;
 	struct chunker chunks[2];
-	int64_t last_ms[2];    /* when a chunk of this stream left last */
+	int64_t last_ms[2]; /* when a chunk of this stream left last */
 	uint64_t budget, cut;
-	int sending;           /* stream of the chunk that is leaving: 1 or 2 */
+	int sending; /* stream of the chunk that is leaving: 1 or 2 */
 };
 
 static void fill_id(struct guest_event *ev, const char *call_id)
@@ -91,8 +91,13 @@ static void started_event(const struct tools *t, const char *call_id, const char
 static void exited_event(const struct shell *s, const struct job_end *end)
 {
 	struct guest_event ev = {
-		.kind = GE_SHELL_EXITED, .bytes = -1, .has_signal = end->has_signal, .timed_out = end->timed_out, .code = end->code,
-		.duration_ms = end->duration_ms, .cut_bytes = s->cut,
+		.kind = GE_SHELL_EXITED,
+		.bytes = -1,
+		.has_signal = end->has_signal,
+		.timed_out = end->timed_out,
+		.code = end->code,
+		.duration_ms = end->duration_ms,
+		.cut_bytes = s->cut,
 	};
 
 	fill_id(&ev, s->call_id);
@@ -104,14 +109,16 @@ static void describe_end(const struct job_end *end, int64_t limit_ms, struct buf
 {
 	if (end->timed_out)
 		buf_printf(result, "[stopped: the command was still running at its time limit of %" PRId64 " s, and was killed]",
-			limit_ms / 1000);
+				limit_ms / 1000);
 	else if (end->has_signal)
 		buf_printf(result, "[ended by signal %d (%s)]", end->code, strsignal(end->code));
 	else
 		buf_printf(result, "[exit code %d]", end->code);
 	if (end->out_of_memory)
-		buf_printf(result, "\n[a process was killed because commands may use at most %ld MiB of memory, files in /tmp included]",
-			cgroup_memory_mib());
+		buf_printf(result,
+				"\n[a process was killed because commands may use at most %ld MiB of memory, files in /tmp "
+				"included]",
+				cgroup_memory_mib());
 }
 
 static void render(const struct shell *s, const struct job_end *end, int64_t limit_ms, struct buf *result)
@@ -144,7 +151,12 @@ int tool_shell(const struct tools *t, const char *call_id, const struct tool_arg
 	struct shell s = { .tools = t, .call_id = call_id, .budget = TIMELINE_MAX };
 	int64_t limit_ms = a->timeout_seconds * 1000 < t->limit_ms ? a->timeout_seconds * 1000 : t->limit_ms;
 	struct job job = {
-		.command = a->command, .cwd = t->workdir, .limit_ms = limit_ms, .on_output = on_output, .on_tick = on_tick, .ctx = &s,
+		.command = a->command,
+		.cwd = t->workdir,
+		.limit_ms = limit_ms,
+		.on_output = on_output,
+		.on_tick = on_tick,
+		.ctx = &s,
 	};
 	struct job_end end;
 	int rc;

@@ -19,8 +19,8 @@ struct tools {
 	struct channel *ch;
 	int sigchld_fd;
 	const char *workdir;
-	bool shell;           /* false: there is no shell tool in this run */
-	int64_t limit_ms;     /* the longest a call may take */
+	bool shell;       /* false: there is no shell tool in this run */
+	int64_t limit_ms; /* the longest a call may take */
 };
 
 /* The tools of this run as TOOL_BITs. */
@@ -29,14 +29,17 @@ uint32_t tools_offered(const struct tools *t);
  * Runs one call and appends the result's text. `was_cut`: the reply ended at its token limit, which explains broken arguments.
  * -1 only when the channel is over or the machine is broken.
  */
-int tools_call(const struct tools *t, const struct model_tool_call *call, bool was_cut, struct buf *result, struct err *e) EPH_MUST_CHECK;
+int tools_call(const struct tools *t, const struct model_tool_call *call, bool was_cut, struct buf *result,
+		struct err *e) EPH_MUST_CHECK;
 
 /* One function a tool; args are checked. */
-int tool_shell(const struct tools *t, const char *call_id, const struct tool_args *a, struct buf *result, struct err *e) EPH_MUST_CHECK;
+int tool_shell(const struct tools *t, const char *call_id, const struct tool_args *a, struct buf *result,
+		struct err *e) EPH_MUST_CHECK;
 int tool_files(const struct tools *t, enum tool which, const char *call_id, const struct tool_args *a, struct buf *result,
-	struct err *e) EPH_MUST_CHECK;
+		struct err *e) EPH_MUST_CHECK;
 
 /* Puts a tool.called event on the timeline. path may be NULL, problem "" when there was none, bytes -1 when unknown. */
-void tools_event(const struct tools *t, const char *call_id, const char *name, const char *path, int64_t bytes, const char *problem);
+void tools_event(
+		const struct tools *t, const char *call_id, const char *name, const char *path, int64_t bytes, const char *problem);
 
 #endif
