@@ -1,0 +1,537 @@
+/*
+ * Model calls (model.h): plan, hold, send, read, settle, try again or answer. One attempt:
+ *
+ *     plan (meter) -> hold -> spool -> curl -> head -> body -> settle or release -> answer | retry | failure
+ *
+ * Owns the key, the body of the call under way and its reader. A provider's error text is shown to the client that pays for it,
+ * bounded and made safe; it is never logged.
+ */
+#include "model.h"
+
+#include "model_internal.h"
+#include "model_request.h"
+
+#include "common/clock.h"
+#include "common/ids.h"
+#include "common/log.h"
+#include "common/netaddr.h"
+#include "common/text.h"
+
+#include <event2/event.h>
+#include <sodium.h>
+
+#define CONNECT_TIMEOUT_MS 10000
+#define ERROR_BODY_MAX (64 * 1024)
+
+static void attempt_start(struct model *m);
+
+static void on_retry_timer(evutil_socket_t fd, short what, void *arg)
+{
+	(void)fd;
+	(void)what;
+	attempt_start(arg);
+}
+
+struct model *model_new(const struct model_options *opt)
+{
+	struct model *m = calloc(1, sizeof(*m));
+
+	if (m == NULL)
+		return NULL;
+	m->opt = *opt;
+	m->limit_param = opt->a->model.limit_param;
+	m->known_tokens = -1;
+	m->timer = event_new(opt->base, -1, 0, on_retry_timer, m);
+	buf_init(&m->body, MODEL_REQUEST_MAX);
+	buf_init(&m->error_body, ERROR_BODY_MAX);
+	if (m->timer == NULL || !text_copy(m->key, sizeof(m->key), opt->key)) {
+		model_free(m);
+		return NULL;
+	}
+	return m;
+}
+
+void model_free(struct model *m)
+{
+	if (m == NULL)
+		return;
+	if (m->http != NULL)
+		curl_call_cancel(m->http);
+	if (m->timer != NULL)
+		event_free(m->timer);
+	model_stream_free(m->stream);
+	buf_free(&m->body);
+	buf_free(&m->error_body);
+	sodium_memzero(m->key, sizeof(m->key));
+	free(m);
+}
+
+bool model_busy(const struct model *m)
+{
+	return m->busy;
+}
+
+/* --- ends of a call ---------------------------------------------------------------------------------------------------------- */
+
+static void report_fill(struct model *m, const char *finish)
+{
+	m->report.finish = finish;
+	m->report.duration_ms = clock_boot_ms() - m->started_ms;
+}
+
+static void attempt_clear(struct model *m)
+{
+	m->http = NULL;
+	model_stream_free(m->stream);
+	m->stream = NULL;
+	buf_reset(&m->error_body);
+}
+
+static void call_clear(struct model *m)
+{
+	event_del(m->timer);
+	attempt_clear(m);
+	buf_free(&m->body);
+	m->busy = false;
+}
+
+static void fail_call(struct model *m, enum errcode code, const char *fmt, ...) EPH_PRINTF(3, 4);
+static void fail_call(struct model *m, enum errcode code, const char *fmt, ...)
+{
+	char text[ERR_TEXT_MAX];
+	struct model_report report;
+	va_list ap;
+
+	va_start(ap, fmt);
+	(void)vsnprintf(text, sizeof(text), fmt, ap);
+	va_end(ap);
+	report_fill(m, "error");
+	report = m->report;
+	call_clear(m);
+	m->opt.on_failed(m->opt.arg, code, text, &report);
+}
+
+static void out_of_money(struct model *m, const struct meter_plan *p)
+{
+	char cap[32], spent[32], needed[32];
+
+	text_dollars(m->opt.meter->cap, cap);
+	text_dollars(meter_spent(m->opt.meter, p->now_ms), spent);
+	text_dollars(p->needed, needed);
+	fail_call(m, ERRCODE_BUDGET_EXCEEDED, "The limit is %s, %s is spent, and model call %u needs at least %s more.", cap, spent,
+		m->report.call, p->needed == INT64_MAX ? "the price of more tokens than there are" : needed);
+}
+
+/* --- one attempt ------------------------------------------------------------------------------------------------------------- */
+
+/* Bytes since the request whose usage is known, or -1 when this one does not begin with it. */
+static int64_t bytes_since_known(const struct model *m)
+{
+	uint8_t hash[crypto_hash_sha256_BYTES];
+
+	/* A longer one must go on with a comma: else its last message would only look alike. */
+	if (m->known_tokens < 0 || m->known_len > m->prefix_len || (m->prefix_len > m->known_len && m->body.data[m->known_len] != ','))
+		return -1;
+	crypto_hash_sha256(hash, m->body.data, m->known_len);
+	if (sodium_memcmp(hash, m->known_hash, sizeof(hash)) != 0)
+		return -1;
+	return (int64_t)(m->prefix_len - m->known_len) + MODEL_TAIL_MAX;
+}
+
+static bool plan_attempt(struct model *m, struct meter_plan *p)
+{
+	const struct model_spec *spec = &m->opt.a->model;
+	int64_t since = bytes_since_known(m), call_left = m->deadline_ms - clock_boot_ms();
+
+	*p = (struct meter_plan){ .now_ms = m->opt.compute_ms(m->opt.arg), .time_left_ms = m->opt.time_left_ms(m->opt.arg),
+		.wish_tokens = m->wish_tokens };
+	if (p->time_left_ms > call_left)
+		p->time_left_ms = call_left;
+	if (p->time_left_ms < 1)
+		p->time_left_ms = 1;
+	p->input_tokens = meter_input_bound(spec, m->prefix_len + MODEL_TAIL_MAX, since >= 0 ? m->known_tokens : -1,
+		since >= 0 ? (uint64_t)since : 0);
+	return meter_plan(m->opt.meter, spec, p);
+}
+
+static bool any_address(void *arg, const struct sockaddr *sa, socklen_t len)
+{
+	const struct model *m = arg;
+
+	(void)len;
+	return m->opt.a->model.any_address || net_is_global(sa);
+}
+
+static void on_head(void *arg, int status)
+{
+	struct model *m = arg;
+
+	m->status = status;
+}
+
+static void on_header(void *arg, const char *name, size_t name_len, const char *value, size_t value_len)
+{
+	struct model *m = arg;
+	char digits[16];
+	struct err e;
+	int64_t seconds;
+
+	if (name_len != 11 || strncasecmp(name, "retry-after", 11) != 0 || value_len >= sizeof(digits))
+		return;
+	memcpy(digits, value, value_len);
+	digits[value_len] = '\0';
+	if (text_i64(digits, 0, 86400, &seconds, &e) == 0)
+		m->retry_after_ms = seconds * 1000;
+}
+
+static bool on_data(void *arg, const uint8_t *p, size_t n)
+{
+	struct model *m = arg;
+
+	if (m->status < 200 || m->status > 299) {
+		size_t room = ERROR_BODY_MAX - m->error_body.len;
+
+		(void)buf_add(&m->error_body, p, n < room ? n : room);
+		return true;
+	}
+	if (model_stream_feed(m->stream, p, n, &m->stream_error) < 0)
+		return false;
+	return !model_stream_done(m->stream); /* what would follow [DONE] is not waited for */
+}
+
+static void on_done(void *arg, int status, const struct err *e);
+
+static int send_request(struct model *m, int64_t timeout_ms, struct err *e)
+{
+	const struct assignment *a = m->opt.a;
+	char url[640], auth[600], id[128];
+	const char *headers[] = { "Content-Type: application/json", "Accept: text/event-stream, application/json", id, auth };
+	struct curl_request req = { .method = "POST", .url = url, .headers = headers, .header_count = m->key[0] != '\0' ? 4 : 3,
+		.body = m->body.data, .body_len = m->body.len, .connect_timeout_ms = CONNECT_TIMEOUT_MS,
+		.timeout_ms = timeout_ms > INT32_MAX ? INT32_MAX : (int)timeout_ms, .max_body = MODEL_BODY_MAX, .allow_addr = any_address,
+		.on_head = on_head, .on_header = on_header, .on_data = on_data, .on_done = on_done, .arg = m };
+	int rc = -1;
+
+	if (!text_fmt(url, sizeof(url), "%s/chat/completions", a->model.base_url) ||
+			!text_fmt(id, sizeof(id), "X-Request-Id: %s-%u-%u", a->run_id, m->report.call, m->report.attempts) ||
+			!text_fmt(auth, sizeof(auth), "Authorization: Bearer %s", m->key))
+		(void)err_set(e, ERR_LIMIT, "the provider's address or key is too long");
+	else
+		rc = curlev_start(m->opt.curl, &req, &m->http, e);
+	sodium_memzero(auth, sizeof(auth));
+	return rc;
+}
+
+/* Lays a whole body of this attempt: the prefix stays, the tail has this attempt's limit. */
+static bool lay_body(struct model *m, const struct meter_plan *p)
+{
+	m->body.len = m->prefix_len;
+	m->stream = model_stream_new();
+	m->status = 0;
+	m->retry_after_ms = -1;
+	m->stream_error = (struct err){ .code = ERR_NONE };
+	return m->stream != NULL && model_request_tail(m->limit_param, p->output_tokens, &m->body);
+}
+
+static void attempt_start(struct model *m)
+{
+	struct meter_plan p;
+	struct err e;
+
+	if (!plan_attempt(m, &p)) {
+		out_of_money(m, &p);
+		return;
+	}
+	if (!lay_body(m, &p)) {
+		fail_call(m, ERRCODE_INTERNAL, "No memory for a model call.");
+		return;
+	}
+	m->report.attempts++;
+	m->plan = p;
+	meter_hold(m->opt.meter, &p);
+	if (!m->opt.meter_moved(m->opt.arg)) {
+		meter_release(m->opt.meter);
+		fail_call(m, ERRCODE_INTERNAL, "The hold of a model call could not be written.");
+		return;
+	}
+	if (send_request(m, p.deadline_ms - p.now_ms, &e) < 0) {
+		meter_release(m->opt.meter);
+		fail_call(m, ERRCODE_MODEL_ERROR, "The provider cannot be called: %s", e.text);
+	}
+}
+
+/* --- after an attempt -------------------------------------------------------------------------------------------------------- */
+
+static int64_t backoff_ms(const struct model *m)
+{
+	uint32_t attempt = m->report.attempts < 6 ? m->report.attempts : 6;
+	int64_t base = INT64_C(250) << (attempt - 1);
+	uint8_t jitter;
+
+	if (m->retry_after_ms >= 0)
+		return m->retry_after_ms;
+	random_bytes(&jitter, 1);
+	if (base > 8000)
+		base = 8000;
+	return base + base * jitter / 1024; /* up to a quarter more */
+}
+
+/* Another attempt after a pause, if attempts and time are left. */
+static bool retry(struct model *m)
+{
+	int64_t pause = backoff_ms(m), left = m->deadline_ms - clock_boot_ms(), run_left = m->opt.time_left_ms(m->opt.arg);
+	struct timeval tv = { .tv_sec = pause / 1000, .tv_usec = pause % 1000 * 1000 };
+
+	if (m->report.attempts >= MODEL_ATTEMPTS || pause >= left || pause >= run_left)
+		return false;
+	attempt_clear(m);
+	event_add(m->timer, &tv);
+	return true;
+}
+
+static void note(struct model *m, const char *text)
+{
+	if (m->report.note[0] == '\0' && !text_copy(m->report.note, sizeof(m->report.note), text))
+		m->report.note[0] = '\0';
+}
+
+/* Charges an attempt whose 2xx head came. */
+static void settle(struct model *m)
+{
+	struct meter_tokens t;
+	bool has = model_stream_usage(m->stream, &t);
+	int64_t micros = 0;
+
+	if (!m->counted)
+		m->opt.meter->usage.model_calls++;
+	m->counted = true;
+	switch (meter_settle(m->opt.meter, has ? &t : NULL, &micros)) {
+	case METER_CHARGED:
+		m->report.tokens.input += t.input;
+		m->report.tokens.cached += t.cached;
+		m->report.tokens.output += t.output;
+		break;
+	case METER_UNMETERED:
+		log_warn("model reply without usage run=%s call=%u attempt=%u charged_micros=%lld", m->opt.a->run_id, m->report.call,
+			m->report.attempts, (long long)micros);
+		note(m, "The provider's reply carried no usage: the hold was charged.");
+		break;
+	case METER_OVER_HOLD:
+		log_warn("model usage above its hold run=%s call=%u attempt=%u input=%lld output=%lld hold_micros=%lld", m->opt.a->run_id,
+			m->report.call, m->report.attempts, (long long)t.input, (long long)t.output, (long long)micros);
+		note(m, "The provider counted more than this call could cost: the hold was charged.");
+		break;
+	}
+	m->report.cost_micros += micros;
+	(void)m->opt.meter_moved(m->opt.arg);
+}
+
+static void release(struct model *m)
+{
+	meter_release(m->opt.meter);
+	(void)m->opt.meter_moved(m->opt.arg);
+}
+
+/* Keeps what the provider counted for exactly these bytes: the next request's bound. */
+static void learn_usage(struct model *m)
+{
+	struct meter_tokens t;
+
+	m->known_tokens = -1;
+	if (!model_stream_usage(m->stream, &t) || t.input < 0 || t.cached < 0 || t.cached > t.input || t.output < 0)
+		return;
+	m->known_tokens = t.input;
+	m->known_len = m->prefix_len;
+	crypto_hash_sha256(m->known_hash, m->body.data, m->prefix_len);
+}
+
+static void answer(struct model *m)
+{
+	struct model_reply reply;
+	struct model_report report;
+	struct err e;
+
+	learn_usage(m);
+	if (model_stream_take(m->stream, m->report.call, &reply, &e) < 0) {
+		fail_call(m, ERRCODE_INTERNAL, "%s", e.text);
+		return;
+	}
+	report_fill(m, model_finish_text(reply.finish));
+	report = m->report;
+	call_clear(m);
+	m->opt.on_reply(m->opt.arg, &reply, &report);
+}
+
+/* The call's own time, its compute money or the run's timeout is over: says which. */
+static void out_of_time(struct model *m)
+{
+	struct meter_plan p = m->plan;
+
+	p.now_ms = m->opt.compute_ms(m->opt.arg);
+	if (m->opt.time_left_ms(m->opt.arg) <= 20)
+		fail_call(m, ERRCODE_TIMED_OUT, "The run's time was over in the middle of a model call.");
+	else if (m->plan.deadline_by_money)
+		out_of_money(m, &p);
+	else
+		fail_call(m, ERRCODE_MODEL_ERROR, "The provider did not answer model call %u within %lld ms.", m->report.call,
+			(long long)m->opt.a->model.call_timeout_ms);
+}
+
+static void after_reply(struct model *m, const struct err *e)
+{
+	struct err why;
+	int whole;
+
+	if (e != NULL && m->stream_error.code == ERR_NONE && !model_stream_done(m->stream))
+		m->stream_error = *e; /* the transfer broke; its last bytes may still have been whole */
+	whole = m->stream_error.code == ERR_PROTOCOL || m->stream_error.code == ERR_LIMIT ? -1 : model_stream_end(m->stream, &why);
+	if (m->stream_error.code == ERR_PROTOCOL || m->stream_error.code == ERR_LIMIT)
+		why = m->stream_error;
+	settle(m);
+	if (whole == 0) {
+		answer(m);
+		return;
+	}
+	if (e != NULL && e->code == ERR_TIMEOUT) {
+		out_of_time(m);
+		return;
+	}
+	if (!m->half_retried && why.code != ERR_LIMIT) {
+		m->half_retried = true;
+		if (retry(m))
+			return;
+	}
+	fail_call(m, ERRCODE_MODEL_ERROR, "The provider's answer to model call %u is not usable: %s", m->report.call, why.text);
+}
+
+static const char *hint_for(int status)
+{
+	switch (status) {
+	case 401:
+	case 403:
+		return "The operator can check the provider's key.";
+	case 404:
+		return "The operator can check the provider's base URL and the model's upstream name.";
+	case 413:
+		return "The conversation is too long for this provider.";
+	case 429:
+		return "The provider limits how much it is called; try again later.";
+	default:
+		return status >= 300 && status < 400 ? "Redirects are not followed; the operator can set the final base URL." :
+			status >= 500 ? "The provider has trouble; try again later." : "The operator can check the model's settings.";
+	}
+}
+
+/* A 400 that asks for the other name of the output limit is learned, once a run. */
+static bool learn_limit(struct model *m, const char *param)
+{
+	enum limit_param other = m->limit_param == LIMIT_MAX_TOKENS ? LIMIT_MAX_COMPLETION_TOKENS : LIMIT_MAX_TOKENS;
+	bool named = strcmp(param, model_limit_name(m->limit_param)) == 0;
+	const char *body;
+
+	if (m->limit_learned || m->status != 400)
+		return false;
+	body = buf_cstr(&m->error_body);
+	if (!named && (body == NULL || strstr(body, model_limit_name(other)) == NULL))
+		return false;
+	m->limit_learned = true;
+	m->limit_param = other;
+	log_info("provider wants %s run=%s model=%s", model_limit_name(other), m->opt.a->run_id, m->opt.a->model.id);
+	return true;
+}
+
+static void after_refusal(struct model *m)
+{
+	char text[321], param[65];
+	struct timeval now = { 0, 0 };
+
+	model_error_text((const char *)m->error_body.data, m->error_body.len, text, param);
+	log_info("provider refused run=%s call=%u attempt=%u status=%d", m->opt.a->run_id, m->report.call, m->report.attempts, m->status);
+	if (learn_limit(m, param)) {
+		attempt_clear(m);
+		event_add(m->timer, &now);
+		return;
+	}
+	if ((m->status == 429 || m->status == 408 || m->status >= 500) && retry(m))
+		return;
+	fail_call(m, ERRCODE_MODEL_ERROR, "The provider answered %d after %u attempt%s: %s. %s", m->status, m->report.attempts,
+		m->report.attempts == 1 ? "" : "s", text, hint_for(m->status));
+}
+
+static void on_done(void *arg, int status, const struct err *e)
+{
+	struct model *m = arg;
+
+	m->http = NULL;
+	m->status = status;
+	if (status >= 200 && status <= 299) {
+		after_reply(m, e);
+		return;
+	}
+	release(m);
+	if (status != 0) {
+		after_refusal(m);
+		return;
+	}
+	log_info("provider not reached run=%s call=%u attempt=%u error=%s", m->opt.a->run_id, m->report.call, m->report.attempts,
+		e != NULL ? err_code_name(e->code) : "none");
+	if (e != NULL && e->code == ERR_TIMEOUT && m->deadline_ms - clock_boot_ms() <= 20) {
+		out_of_time(m);
+		return;
+	}
+	if (e != NULL && e->code == ERR_TIMEOUT && (m->plan.deadline_by_money || m->opt.time_left_ms(m->opt.arg) <= 20)) {
+		out_of_time(m);
+		return;
+	}
+	if ((e == NULL || e->code == ERR_UNAVAILABLE || e->code == ERR_TIMEOUT) && retry(m))
+		return;
+	fail_call(m, ERRCODE_MODEL_ERROR, "The provider could not be reached after %u attempt%s: %s", m->report.attempts,
+		m->report.attempts == 1 ? "" : "s", e != NULL ? e->text : "no answer");
+}
+
+/* --- calls ------------------------------------------------------------------------------------------------------------------- */
+
+int model_start(struct model *m, struct model_call *call, struct err *e)
+{
+	const struct assignment *a = m->opt.a;
+	struct timeval now = { 0, 0 };
+	int rc;
+
+	check_abort(!m->busy);
+	buf_reset(&m->body);
+	rc = model_request_prefix(&a->model, call->tools & model_tools_allowed(a), call, &m->body, e);
+	m->prefix_len = m->body.len;
+	m->wish_tokens = call->wish_tokens;
+	m->report = (struct model_report){ .call = call->call };
+	model_call_free(call);
+	if (rc < 0) {
+		buf_free(&m->body);
+		return -1;
+	}
+	m->busy = true;
+	m->half_retried = false;
+	m->counted = false;
+	m->started_ms = clock_boot_ms();
+	m->deadline_ms = m->started_ms + (a->model.call_timeout_ms > 0 ? a->model.call_timeout_ms : 60000);
+	event_add(m->timer, &now);
+	return 0;
+}
+
+bool model_cancel(struct model *m, struct model_report *report)
+{
+	if (!m->busy)
+		return false;
+	if (m->http != NULL) {
+		curl_call_cancel(m->http);
+		m->http = NULL;
+		if (m->status >= 200 && m->status <= 299)
+			settle(m);
+		else
+			release(m);
+	}
+	report_fill(m, "error");
+	note(m, "The run ended before the provider's answer was whole.");
+	*report = m->report;
+	call_clear(m);
+	return true;
+}
