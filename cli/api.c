@@ -306,7 +306,8 @@ int api_problem(const struct api *api, const struct http_response *r)
 	for (size_t i = 0; errors != NULL && json_type(errors) == JSON_ARRAY && i < json_len(errors); i++)
 		field_error(json_at(errors, i));
 	if (r->status == 401)
-		term_note("The key was not accepted: %s.", api->source == API_KEY_SAVED ? "run `ephemeral login` again" : "check the environment variable it came from");
+		term_note("The key was not accepted: %s.", api->source == API_KEY_SAVED ? "run `ephemeral login` again" :
+				api->source == API_KEY_ENVIRONMENT ? "check the environment variable it came from" : "check it, and the URL");
 	if (r->retry_after_s >= 0)
 		term_note("Try again in %lld s.", (long long)r->retry_after_s);
 	json_free(problem);

@@ -49,7 +49,7 @@ static void indented(const char *text)
 
 void help_verb(const struct verb *v)
 {
-	printf("ephemeral %s%s%s%s\n\n%s.\n", v->name, v->words[0] != '\0' ? " " : "", v->words, v->option_count > 0 ? " [options]" : "", v->summary);
+	printf("ephemeral %s%s%s%s: %s.\n", v->name, v->words[0] != '\0' ? " " : "", v->words, v->option_count > 0 ? " [options]" : "", v->summary);
 	if (v->text != NULL)
 		printf("%s\n", v->text);
 	printf("\nOptions\n");

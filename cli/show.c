@@ -37,7 +37,10 @@ void show_value(const struct json *v, const char *key, enum show_kind kind, stru
 	} else if (kind == SHOW_TIME && json_type(m) == JSON_STRING && json_len(m) >= 19) {
 		/* 2026-11-30T12:00:00.123Z -> 2026-11-30 12:00:00 */
 		buf_printf(out, "%.10s %.8s", json_as_text(m), json_as_text(m) + 11);
-	} else if (json_type(m) == JSON_STRING || json_type(m) == JSON_INT || json_type(m) == JSON_DECIMAL) {
+	} else if (json_type(m) == JSON_STRING) { /* a table's line stays one line */
+		for (const char *p = json_as_text(m); *p != '\0'; p++)
+			buf_add_char(out, *p == '\n' || *p == '\t' ? ' ' : *p);
+	} else if (json_type(m) == JSON_INT || json_type(m) == JSON_DECIMAL) {
 		buf_add_str(out, json_as_text(m));
 	} else {
 		(void)json_canonical(m, out);

@@ -203,10 +203,10 @@ const struct verb *verb_find(int argc, char *const *argv, int *used, struct err 
 	if (best != NULL)
 		return best;
 	joined(argc, argv, admin ? 3 : 1, text);
-	near = args_nearest(text, names, VERBS_COUNT);
+	near = strcmp(text, "admin") != 0 ? args_nearest(text, names, VERBS_COUNT) : NULL;
 	if (admin && near == NULL)
 		(void)err_set(e, ERR_INVALID, "%s; `ephemeral help admin` lists its verbs",
-				argc == 1 ? "admin needs a verb" : "unknown admin verb");
+				strcmp(text, "admin") == 0 ? "admin needs a verb" : "unknown admin verb");
 	else if (near != NULL)
 		(void)err_set(e, ERR_INVALID, "unknown verb \"%s\"; did you mean \"%s\"?", text, near);
 	else
