@@ -1,0 +1,225 @@
+/*
+ * The HTTP server: sets evhttp up with every bound it knows, binds the listener, and hands whole, sane requests to the handler.
+ * The rest is in httpd_conn.c (connections), httpd_req.c (requests) and httpd_scan.c (framing). One loop, one thread. Binding
+ * may look a host name up and so block; do it at start.
+ */
+#include "httpd.h"
+
+#include "config.h"
+#include "httpd_internal.h"
+#include "log.h"
+#include "netaddr.h"
+#include "text.h"
+
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define BACKLOG 1024
+#define FDS_MAX 65536 /* connections above this descriptor number are not served */
+#define SWEEP_MS 250
+
+/* Every request that evhttp took for whole. */
+static void on_request(struct evhttp_request *ev, void *arg)
+{
+	struct httpd *h = arg;
+	struct http_conn *c = http_conn_find(h, evhttp_connection_get_bufferevent(evhttp_request_get_connection(ev)));
+	const char *problem;
+	struct http_req *r;
+
+	if (!c) { /* no memory when it was accepted, or a descriptor beyond FDS_MAX: its bytes were not checked */
+		evhttp_send_error(ev, 503, "Service Unavailable");
+		return;
+	}
+	http_conn_attach(c, ev);
+	if (http_req_make(c, ev, &r, &problem) != 0) {
+		c->kill = true;
+		http_conn_todo(c);
+		return;
+	}
+	c->req = r;
+	if (c->handled > c->scan.done) /* evhttp sees a request where the strict reading sees none */
+		http_req_refuse(h, r, c->scan.status ? c->scan.status : 400, c->scan.detail ? c->scan.detail : "malformed request");
+	else if (problem)
+		http_req_refuse(h, r, 400, problem);
+	else
+		h->opt.handler(h->opt.arg, r);
+}
+
+static void on_sweep(evutil_socket_t fd, short what, void *arg)
+{
+	(void)fd;
+	(void)what;
+	http_conn_sweep(arg);
+}
+
+static void on_later(evutil_socket_t fd, short what, void *arg)
+{
+	(void)fd;
+	(void)what;
+	http_conn_work(arg);
+}
+
+/* Out of descriptors: the listener would be called again at once, for ever. The sweep wakes it. */
+static void on_accept_error(struct evconnlistener *listener, void *arg)
+{
+	struct httpd *h = arg;
+
+	log_warn("http accept failed connections=%d reason=%s", h->count, strerror(errno));
+	h->full = true;
+	evconnlistener_disable(listener);
+}
+
+static int bind_one(const struct addrinfo *a)
+{
+	int on = 1, off = 0;
+	int fd = socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+
+	if (fd < 0)
+		return -1;
+	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)); /* inherited by what it accepts: 40 ms a reply otherwise */
+	if (a->ai_family == AF_INET6)
+		setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
+	if (bind(fd, a->ai_addr, a->ai_addrlen) == 0)
+		return fd;
+	close(fd);
+	return -1;
+}
+
+static int bind_listen(const char *listen, int *out, uint16_t *bound_port, struct err *e)
+{
+	struct addrinfo hints = { .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV };
+	struct addrinfo *list = NULL;
+	struct sockaddr_storage ss;
+	socklen_t len = sizeof(ss);
+	char host[256], service[16];
+	uint16_t port;
+	int fd = -1, rc;
+
+	if (config_addr(listen, host, sizeof(host), &port, e) != 0)
+		return err_wrap(e, "listen");
+	if (!text_fmt(service, sizeof(service), "%u", (unsigned)port))
+		return err_set(e, ERR_INTERNAL, "listen %s", listen);
+	rc = getaddrinfo(host[0] ? host : NULL, service, &hints, &list);
+	if (rc != 0)
+		return err_set(e, ERR_INVALID, "listen %s: %s", listen, gai_strerror(rc));
+	/* For all addresses IPv6 first: one such socket takes IPv4 as well. */
+	for (int pass = 0; pass < 2 && fd < 0; pass++) {
+		for (struct addrinfo *a = list; a && fd < 0; a = a->ai_next) {
+			if (host[0] || (pass == 0) == (a->ai_family == AF_INET6))
+				fd = bind_one(a);
+		}
+	}
+	if (fd < 0)
+		err_set_errno(e, "listen %s", listen);
+	freeaddrinfo(list);
+	if (fd < 0)
+		return -1;
+	if (getsockname(fd, (struct sockaddr *)&ss, &len) != 0) {
+		err_set_errno(e, "listen %s", listen);
+		close(fd);
+		return -1;
+	}
+	*bound_port = net_addr_port((struct sockaddr *)&ss);
+	*out = fd;
+	return 0;
+}
+
+static struct timeval interval(int ms)
+{
+	return (struct timeval){ .tv_sec = ms / 1000, .tv_usec = (ms % 1000) * 1000 };
+}
+
+static int set_up(struct httpd *h, struct err *e)
+{
+	struct timeval idle = interval(h->opt.idle_timeout_ms), tick = interval(SWEEP_MS);
+	struct rlimit limit = { .rlim_cur = 1024 };
+
+	getrlimit(RLIMIT_NOFILE, &limit);
+	h->by_fd_size = limit.rlim_cur < FDS_MAX ? (size_t)limit.rlim_cur : FDS_MAX;
+	h->by_fd = calloc(h->by_fd_size, sizeof(*h->by_fd));
+	h->http = evhttp_new(h->base);
+	h->sweep = event_new(h->base, -1, EV_PERSIST, on_sweep, h);
+	h->later = event_new(h->base, -1, 0, on_later, h);
+	if (!h->by_fd || !h->http || !h->sweep || !h->later || event_add(h->sweep, &tick) != 0)
+		return err_set(e, ERR_NOMEM, "http: no memory");
+	evhttp_set_gencb(h->http, on_request, h);
+	evhttp_set_bevcb(h->http, http_conn_make, h);
+	evhttp_set_allowed_methods(h->http, EVHTTP_REQ_GET | EVHTTP_REQ_POST | EVHTTP_REQ_PUT | EVHTTP_REQ_PATCH | EVHTTP_REQ_DELETE |
+		EVHTTP_REQ_HEAD | EVHTTP_REQ_OPTIONS);
+	evhttp_set_max_headers_size(h->http, (ev_ssize_t)h->opt.max_headers);
+	evhttp_set_max_body_size(h->http, (ev_ssize_t)h->opt.max_body);
+	evhttp_set_timeout_tv(h->http, &idle);
+	evhttp_set_default_content_type(h->http, NULL);
+	return 0;
+}
+
+int httpd_new(struct event_base *base, const struct httpd_options *opt, struct httpd **out, struct err *e)
+{
+	struct httpd *h = calloc(1, sizeof(*h));
+	int fd = -1;
+
+	*out = NULL;
+	if (!h)
+		return err_set(e, ERR_NOMEM, "http: no memory");
+	h->base = base;
+	h->opt = *opt;
+	if (set_up(h, e) != 0 || bind_listen(opt->listen, &fd, &h->port, e) != 0) {
+		httpd_free(h);
+		return -1;
+	}
+	h->listener = evconnlistener_new(base, NULL, NULL, LEV_OPT_CLOSE_ON_FREE | LEV_OPT_CLOSE_ON_EXEC, BACKLOG, fd);
+	if (h->listener)
+		h->bound = evhttp_bind_listener(h->http, h->listener);
+	if (!h->bound) {
+		err_set_errno(e, "listen %s", opt->listen);
+		if (h->listener)
+			evconnlistener_free(h->listener);
+		else
+			close(fd);
+		httpd_free(h);
+		return -1;
+	}
+	evconnlistener_set_error_cb(h->listener, on_accept_error);
+	*out = h;
+	return 0;
+}
+
+uint16_t httpd_port(const struct httpd *h)
+{
+	return h->port;
+}
+
+void httpd_stop_accepting(struct httpd *h)
+{
+	if (h->bound)
+		evhttp_del_accept_socket(h->http, h->bound);
+	h->bound = NULL;
+	h->listener = NULL;
+}
+
+void httpd_free(struct httpd *h)
+{
+	if (!h)
+		return;
+	if (h->http)
+		evhttp_free(h->http);
+	h->http = NULL;
+	h->bound = NULL;
+	h->listener = NULL;
+	while (h->conns)
+		http_conn_release(h->conns);
+	if (h->sweep)
+		event_free(h->sweep);
+	if (h->later)
+		event_free(h->later);
+	free(h->by_fd);
+	free(h);
+}
