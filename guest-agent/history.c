@@ -105,12 +105,14 @@ int history_add_result(struct history *h, const char *tool_call_id, char *conten
 /* Arguments must stay JSON: what cannot be kept is replaced by an empty object. */
 static void empty_arguments(struct history *h, struct model_tool_call *call)
 {
-	size_t len = strlen(call->arguments);
+	char *empty = strdup("{}");
 
-	if (len < 2)
-		return;
-	memcpy(call->arguments, "{}", sizeof "{}");
-	h->bytes -= len - 2;
+	if (empty == NULL)
+		return; /* the call stays as it is: a provider may refuse it, which the host reports */
+	h->bytes -= strlen(call->arguments);
+	h->bytes += strlen(empty);
+	free(call->arguments);
+	call->arguments = empty;
 }
 
 void history_mend_arguments(struct history *h, uint32_t i)
