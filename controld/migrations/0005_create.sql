@@ -17,7 +17,8 @@ DECLARE
 	o_idx integer[] := '{}'; o_result text[] := '{}'; o_run text[] := '{}'; o_created bigint[] := '{}';
 	o_needed bigint[] := '{}'; o_available bigint[] := '{}'; o_lim bigint[] := '{}'; o_class smallint[] := '{}';
 	r record;
-	h record;
+	h org_hot;
+	v_disabled boolean;
 	v_org text := '';
 	v_cls smallint;
 	v_class_key text := '';
@@ -44,6 +45,10 @@ BEGIN
 	)
 	SELECT coalesce(array_agg(made.run_id), '{}') INTO v_fresh FROM made;
 
+	-- New classes are made before any wallet is locked, in one order.
+	PERFORM eph_class(c.mem, c.vcpus, c.emu) FROM (SELECT DISTINCT x.mem, x.vcpus, x.emu
+		FROM jsonb_to_recordset(p_rows) AS x(mem integer, vcpus integer, emu boolean) ORDER BY 1, 2, 3) c;
+
 	FOR r IN
 		SELECT x.*, i.body_hash AS seen_hash, i.run_id AS seen_run
 		FROM jsonb_to_recordset(p_rows) AS x(idx integer, run text, org text, ik text, ih text, cap bigint, mem integer, vcpus integer, emu boolean)
@@ -67,7 +72,8 @@ BEGIN
 					UPDATE org_class oc SET vt = v_vt WHERE oc.org_id = v_org AND oc.class_id = v_cls;
 				END IF;
 				v_org := r.org; v_class_key := '';
-				SELECT w.*, g.disabled INTO h FROM org_hot w JOIN organizations g ON g.id = w.org_id WHERE w.org_id = r.org FOR UPDATE OF w;
+				SELECT * INTO h FROM org_hot w WHERE w.org_id = r.org FOR UPDATE;
+				SELECT g.disabled INTO v_disabled FROM organizations g WHERE g.id = r.org;
 				v_max_queued := coalesce(h.max_queued, p_max_queued);
 				v_queued := 0;
 				IF h.open >= v_max_queued THEN
@@ -94,7 +100,7 @@ BEGIN
 				v_queued := v_queued + (SELECT count(*) FROM unnest(a_run) WITH ORDINALITY u(id, n)
 					JOIN jsonb_to_recordset(p_rows) AS x(idx integer, org text) ON x.idx = a_idx[u.n] WHERE x.org = r.org);
 			END IF;
-			IF h.org_id IS NULL OR h.disabled THEN
+			IF h.org_id IS NULL OR v_disabled THEN
 				v_result := 'disabled';
 			ELSIF NOT v_servable THEN
 				v_result := 'no_node';
