@@ -38,8 +38,6 @@ struct config {
 	int64_t queue_timeout_seconds, ending_timeout_seconds;
 	int64_t max_timeout_seconds, default_timeout_seconds;
 	int64_t retention_days;
-	int64_t idempotency_hours;
-	int64_t max_attempts;
 
 	/* Money, micros. */
 	int64_t max_cost_micros, default_cost_micros;
