@@ -179,7 +179,7 @@ void channel_put(struct channel *ch, enum guest_frame type, uint32_t stream, con
 	guest_frame_put(&ch->out, type, stream, body, n);
 }
 
-static size_t events_waiting(const struct channel *ch)
+size_t channel_events_waiting(const struct channel *ch)
 {
 	return ch->events.len - ch->events_taken;
 }
@@ -189,7 +189,7 @@ static void move_events(struct channel *ch)
 {
 	struct lane *lane = &ch->lanes[LANE_EVENTS];
 
-	while (events_waiting(ch) > 0 && ch->out.len < OUT_LOW) {
+	while (channel_events_waiting(ch) > 0 && ch->out.len < OUT_LOW) {
 		const uint8_t *p = ch->events.data + ch->events_taken;
 		uint32_t n;
 
@@ -200,7 +200,7 @@ static void move_events(struct channel *ch)
 		lane->may_send -= n;
 		ch->events_taken += sizeof n + n;
 	}
-	if (events_waiting(ch) == 0) {
+	if (channel_events_waiting(ch) == 0) {
 		buf_reset(&ch->events);
 		ch->events_taken = 0;
 	} else if (ch->events_taken > CHANNEL_EVENTS_MAX / 4) {
@@ -238,20 +238,21 @@ static int write_out(struct channel *ch, struct err *e)
 bool channel_event(struct channel *ch, const struct guest_event *ev)
 {
 	struct buf body = BUF_INIT(GUEST_BODY_MAX);
+	size_t max = CHANNEL_EVENTS_MAX - (ev->kind == GE_SHELL_OUTPUT ? CHANNEL_EVENTS_KEPT : 0);
 	uint32_t n;
 	bool ok = false;
 
 	guest_event_encode(ev, &body);
 	n = (uint32_t)body.len;
-	if (!body.failed && ch->events.len + sizeof n + n <= CHANNEL_EVENTS_MAX)
+	if (!body.failed && ch->events.len + sizeof n + n <= max)
 		ok = buf_add(&ch->events, &n, sizeof n) && buf_add(&ch->events, body.data, n);
 	buf_free(&body);
 	return ok;
 }
 
-int channel_flush_events(struct channel *ch, struct err *e)
+int channel_flush_events(struct channel *ch, size_t left, struct err *e)
 {
-	while (events_waiting(ch) > 0)
+	while (channel_events_waiting(ch) > left)
 		if (channel_wait(ch, -1, e) < 0)
 			return -1;
 	return 0;
@@ -364,7 +365,7 @@ struct pollfd channel_pollfd(const struct channel *ch)
 	struct pollfd p = { .fd = ch->fd, .events = POLLIN };
 	bool event_ready = false;
 
-	if (events_waiting(ch) > 0) {
+	if (channel_events_waiting(ch) > 0) {
 		uint32_t n;
 
 		memcpy(&n, ch->events.data + ch->events_taken, sizeof n);

@@ -11,8 +11,9 @@
 
 #include <poll.h>
 
-/* Most bytes of events that may wait for credit; channel_event_room tells what is left. */
+/* Most bytes of events that may wait for credit. The last part is kept for events other than output: those are never lost. */
 #define CHANNEL_EVENTS_MAX (2 * 1024 * 1024)
+#define CHANNEL_EVENTS_KEPT (128 * 1024)
 
 struct channel;
 
@@ -41,8 +42,9 @@ int channel_send_message(struct channel *ch, uint32_t stream, enum guest_frame d
 
 /* Queues an event; it leaves as credit allows. False when it would pass CHANNEL_EVENTS_MAX: the caller counts what is lost. */
 bool channel_event(struct channel *ch, const struct guest_event *ev);
-/* Blocks until every queued event has left: what comes next must not overtake them. */
-int channel_flush_events(struct channel *ch, struct err *e) EPH_MUST_CHECK;
+size_t channel_events_waiting(const struct channel *ch);
+/* Blocks until at most `left` bytes of events wait; 0 means that what comes next cannot overtake them. */
+int channel_flush_events(struct channel *ch, size_t left, struct err *e) EPH_MUST_CHECK;
 
 /* Nothing more is to be said: waits until the host closes the channel or asks to stop, at most timeout_ms. */
 void channel_wait_end(struct channel *ch, int64_t timeout_ms);

@@ -216,6 +216,7 @@ static int turn(struct run *r, struct channel *ch, int sigchld_fd, struct err *e
 
 static void close_run(struct run *r)
 {
+	children_reap();
 	children_watch(NULL);
 	for (int i = 0; i < 2; i++)
 		fd_cleanup(&r->pipes[i]);

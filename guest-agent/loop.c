@@ -19,6 +19,8 @@
 
 #define SYSTEM_PROMPT_MAX (32 * 1024)
 #define RESULT_STREAM 2
+/* A tool call starts when at most this much of the events before it still waits for the host. */
+#define BACKLOG_MAX (256 * 1024)
 /* After the result the host ends the machine. If it does not, the machine ends itself. */
 #define AFTER_RESULT_MS 60000
 
@@ -142,14 +144,38 @@ static int decode_reply(struct loop *l, struct model_reply *out, struct err *e)
 	return -1;
 }
 
+static void note(struct loop *l, const char *text)
+{
+	struct guest_event ev = { .kind = GE_NOTE, .bytes = -1, .text = (const uint8_t *)text, .text_len = strlen(text) };
+
+	if (!channel_event(l->ch, &ev))
+		log_warn("event lost kind=worker.note");
+}
+
+/* Makes the conversation fit, and says so on the timeline when that cost something. */
+static int fit(struct loop *l, struct err *e)
+{
+	uint32_t before = l->history.dropped;
+	char text[128];
+
+	if (history_fit(&l->history, e) < 0)
+		return -1;
+	if (l->history.dropped > before &&
+			text_fmt(text, sizeof text,
+					"The conversation grew too long: its oldest %u turns are no longer sent to the model.",
+					l->history.dropped))
+		note(l, text);
+	return 0;
+}
+
 /* Asks the model; *out is the caller's to free when 0 is returned. */
 static int ask(struct loop *l, struct model_reply *out, struct err *e)
 {
-	int rc = history_fit(&l->history, e);
+	int rc = fit(l, e);
 
 	/* What happened before the call must stand before it on the timeline. */
 	if (rc == 0)
-		rc = channel_flush_events(l->ch, e);
+		rc = channel_flush_events(l->ch, 0, e);
 	if (rc < 0)
 		return -1;
 	l->call++;
@@ -175,7 +201,7 @@ static int run_call(struct loop *l, uint32_t message, uint32_t i, bool was_cut, 
 	struct buf result = BUF_INIT(TOOL_RESULT_MAX);
 	char *text;
 
-	if (tools_call(&l->tools, call, was_cut, &result, e) < 0) {
+	if (channel_flush_events(l->ch, BACKLOG_MAX, e) < 0 || tools_call(&l->tools, call, was_cut, &result, e) < 0) {
 		buf_free(&result);
 		return -1;
 	}
@@ -209,13 +235,17 @@ static void wait_for_end(struct loop *l, const char *what)
 }
 
 /* One byte over the limit goes too, so that the host can tell that it was too long. */
-static int send_result(struct loop *l, const char *text, struct err *e)
+static int send_result(struct loop *l, const char *text, enum model_finish finish, struct err *e)
 {
 	size_t n = strlen(text);
 
+	if (finish == FINISH_LENGTH)
+		note(l, "The answer was cut at the model's token limit.");
+	if (finish == FINISH_FILTER)
+		note(l, "The answer was cut by the provider's content filter.");
 	if (n > GUEST_RESULT_MAX + 1)
 		n = GUEST_RESULT_MAX + 1;
-	if (channel_flush_events(l->ch, e) < 0 ||
+	if (channel_flush_events(l->ch, 0, e) < 0 ||
 			channel_send_message(l->ch, RESULT_STREAM, GF_RESULT_DATA, GF_RESULT_END, text, n, e) < 0)
 		return -1;
 	wait_for_end(l, "result");
@@ -236,7 +266,7 @@ static int step(struct loop *l, struct err *e)
 		rc = 1;
 		if (reply.status == MODEL_FAILED)
 			wait_for_end(l, "the model gave no answer");
-		else if (send_result(l, reply.content == NULL ? "" : reply.content, e) < 0)
+		else if (send_result(l, reply.content == NULL ? "" : reply.content, reply.finish, e) < 0)
 			rc = -1;
 	}
 	model_reply_free(&reply);

@@ -179,3 +179,20 @@ bool chunker_ready(const struct chunker *c)
 {
 	return c->held.len > 0 && sendable(c) > 0;
 }
+
+int64_t pace_due(struct pace *p, int64_t now_ms)
+{
+	int64_t back = (now_ms - p->refilled_ms) / PACE_REFILL_MS;
+
+	p->used = back < p->used ? p->used - back : 0;
+	p->refilled_ms = p->used > 0 ? p->refilled_ms + back * PACE_REFILL_MS : now_ms;
+	if (p->used >= PACE_BURST)
+		return p->refilled_ms + PACE_REFILL_MS;
+	return p->last_ms + PACE_GAP_MS;
+}
+
+void pace_take(struct pace *p, int64_t now_ms)
+{
+	p->last_ms = now_ms;
+	p->used++;
+}

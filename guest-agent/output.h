@@ -50,4 +50,21 @@ void chunker_flush(struct chunker *c, bool end, chunk_fn *fn, void *ctx);
 /* True when a flush would send something. */
 bool chunker_ready(const struct chunker *c);
 
+/*
+ * When less than a full chunk may leave: the first output after a pause at once, then at a distance, and in the long run not often,
+ * so that a command that prints without end does not use up the run's events. Zeroed is fresh.
+ */
+#define PACE_GAP_MS 10    /* least distance of two */
+#define PACE_BURST 100    /* of these without a slower pace */
+#define PACE_REFILL_MS 50 /* one more each; output that comes no faster is never held back */
+
+struct pace {
+	int64_t last_ms;     /* when one left last */
+	int64_t used;        /* of the burst */
+	int64_t refilled_ms; /* until when the refill is counted */
+};
+/* The time from which the next may leave. */
+int64_t pace_due(struct pace *p, int64_t now_ms);
+void pace_take(struct pace *p, int64_t now_ms);
+
 #endif

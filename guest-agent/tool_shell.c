@@ -18,15 +18,16 @@
 
 /* Bytes of one command on the timeline. */
 #define TIMELINE_MAX (1024 * 1024)
-/* The first output after a pause is shown at once, more of it at this distance: at most 200 events a second from two streams. */
-#define CHUNK_GAP_MS 10
+/* With so many bytes of events waiting for credit only full chunks are added: the host is behind anyway. */
+#define BACKLOG 65536
+#define BACKLOG_LOOK_MS 50
 
 struct shell {
 	const struct tools *tools;
 	const char *call_id;
 	struct keep keep;
 	struct chunker chunks[2];
-	int64_t last_ms[2]; /* when a chunk of this stream left last */
+	struct pace pace[2];
 	uint64_t budget, cut;
 	int sending; /* stream of the chunk that is leaving: 1 or 2 */
 };
@@ -45,7 +46,7 @@ static bool send_chunk(void *ctx, const uint8_t *p, size_t n)
 	struct guest_event ev = { .kind = GE_SHELL_OUTPUT, .bytes = -1, .text = p, .text_len = n, .stream = (uint8_t)s->sending };
 
 	fill_id(&ev, s->call_id);
-	s->last_ms[s->sending - 1] = clock_boot_ms();
+	pace_take(&s->pace[s->sending - 1], clock_boot_ms());
 	return channel_event(s->tools->ch, &ev);
 }
 
@@ -64,10 +65,11 @@ static int64_t on_tick(void *ctx, int64_t now_ms)
 	int64_t next = -1;
 
 	for (int i = 0; i < 2; i++) {
-		int64_t due = s->last_ms[i] + CHUNK_GAP_MS;
+		int64_t due;
 
 		if (!chunker_ready(&s->chunks[i]))
 			continue;
+		due = channel_events_waiting(s->tools->ch) > BACKLOG ? now_ms + BACKLOG_LOOK_MS : pace_due(&s->pace[i], now_ms);
 		if (due <= now_ms) {
 			s->sending = i + 1;
 			chunker_flush(&s->chunks[i], false, send_chunk, s);
