@@ -1,5 +1,5 @@
 /*
- * The broker of one run: what main.c (frames of keeper, clocks), session.c (steps and ends), worker.c (frames of channel, model
+ * The broker of one run: what broker.c (frames of keeper, clocks), session.c (steps and ends), worker.c (frames of channel, model
  * calls) and files.c (the run's files) share. One process, one thread, one run.
  */
 #ifndef BROKER_INTERNAL_H
@@ -106,7 +106,7 @@ struct broker {
 	bool leaving;
 };
 
-/* main.c */
+/* broker.c */
 void broker_deadline(struct broker *b, enum deadline which, int64_t at_ns); /* 0 clears */
 int64_t broker_compute_ms(const struct broker *b);
 void broker_meter(const struct broker *b, int64_t *spent, int64_t *held);

@@ -1,5 +1,5 @@
 /*
- * The link process: what main.c (keeper's frames), requests.c (what runs ask) and poll.c (the long poll, enrolment) share. One loop;
+ * The link process: what link.c (keeper's frames), requests.c (what runs ask) and poll.c (the long poll, enrolment) share. One loop;
  * nng's threads end in peer.c.
  */
 #ifndef LINK_INTERNAL_H
@@ -62,7 +62,7 @@ struct link {
 	struct event *pump_event; /* one turn of the pump, soon */
 };
 
-/* main.c */
+/* link.c */
 void link_pump_soon(struct link *l);
 bool link_to_keeper(struct link *l, uint8_t type, const void *body, size_t n);
 void link_to_broker(struct link *l, const uint8_t token[TOKEN_LEN], uint8_t type, const void *body, size_t n);

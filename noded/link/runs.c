@@ -1,4 +1,4 @@
-/* The states of a run towards controld (runs.h). Pure; called by requests.c and main.c on link's loop. */
+/* The states of a run towards controld (runs.h). Pure; called by requests.c and link.c on link's loop. */
 #include "runs.h"
 
 #include "common/text.h"
