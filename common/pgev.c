@@ -193,6 +193,7 @@ static void disconnect(struct pgev *pg, const char *what)
 	const char *said = pg->conn ? PQerrorMessage(pg->conn) : "";
 	struct buf safe = BUF_INIT(400);
 	int wait_ms = next_backoff(pg);
+	bool was_ready = pg->state == PG_READY;
 
 	text_safe(&safe, said, strcspn(said, "\n") < 200 ? strcspn(said, "\n") : 200, false);
 	log_warn("postgres class=%s %s: %.*s; trying again in %d ms", pg->class_name, what, (int)safe.len,
@@ -200,9 +201,9 @@ static void disconnect(struct pgev *pg, const char *what)
 	buf_free(&safe);
 	close_connection(pg);
 	add_timer(pg->timer, wait_ms);
-	for (struct pg_job *job = pg->waiting.head; job; job = job->next)
-		job->deadline_ms = clock_mono_ns() / 1000000 + WAIT_MS;
-	if (pg->waiting.head)
+	for (struct pg_job *job = pg->waiting.head; was_ready && job; job = job->next)
+		job->deadline_ms = clock_mono_ns() / 1000000 + WAIT_MS; /* until now they waited for their turn, not for a connection */
+	if (was_ready && pg->waiting.head)
 		add_timer(pg->expire, WAIT_MS);
 	lose(pg, &pg->sent, "the connection was lost; the outcome is unknown");
 }
