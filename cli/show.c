@@ -5,8 +5,8 @@
 #include "term.h"
 #include "timeline.h"
 
-#define CELL_MAX (256 * 1024)
-#define TABLE_MAX (4U * 1024 * 1024)
+#define CELL_MAX ((size_t)256 * 1024)
+#define TABLE_MAX ((size_t)4 * 1024 * 1024)
 
 void show_field(const char *name, const char *text)
 {
@@ -39,7 +39,7 @@ void show_value(const struct json *v, const char *key, enum show_kind kind, stru
 		buf_printf(out, "%.10s %.8s", json_as_text(m), json_as_text(m) + 11);
 	} else if (json_type(m) == JSON_STRING) { /* a table's line stays one line */
 		for (const char *p = json_as_text(m); *p != '\0'; p++)
-			buf_add_char(out, *p == '\n' || *p == '\t' ? ' ' : *p);
+			buf_add(out, *p == '\n' || *p == '\t' ? " " : p, 1);
 	} else if (json_type(m) == JSON_INT || json_type(m) == JSON_DECIMAL) {
 		buf_add_str(out, json_as_text(m));
 	} else {

@@ -9,8 +9,8 @@
 #include <unistd.h>
 #include <wchar.h>
 
-#define LINE_MAX_BYTES 8192
-#define TEXT_MAX_BYTES (32U * 1024 * 1024)
+#define LINE_MAX_BYTES ((size_t)8192)
+#define TEXT_MAX_BYTES ((size_t)32 * 1024 * 1024)
 
 bool term_is_terminal(FILE *f)
 {
@@ -55,7 +55,7 @@ const char *term_end(bool colour)
 	return colour ? "\033[0m" : "";
 }
 
-static void line(const char *prefix, const char *fmt, va_list ap)
+static void EPH_PRINTF(2, 0) line(const char *prefix, const char *fmt, va_list ap)
 {
 	char text[LINE_MAX_BYTES];
 	struct buf safe = BUF_INIT(6 * LINE_MAX_BYTES);

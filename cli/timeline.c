@@ -9,7 +9,7 @@
 
 #define LABEL_WIDTH 11
 #define HEAD_WIDTH (6 + 2 + LABEL_WIDTH + 2) /* columns before the text */
-#define DETAIL_MAX (256 * 1024)
+#define DETAIL_MAX ((size_t)256 * 1024)
 
 struct row {
 	const struct timeline *t;
@@ -189,7 +189,7 @@ static void text_command(const struct row *r, struct buf *b)
 		if (*command == '\n')
 			buf_add_str(b, command[1] == '\0' ? "" : " ↵ ");
 		else
-			buf_add_char(b, *command == '\t' ? ' ' : *command);
+			buf_add(b, *command == '\t' ? " " : command, 1);
 	}
 }
 

@@ -11,7 +11,7 @@
 #include "interrupt.h"
 #include "term.h"
 
-#define EVENT_MAX (256 * 1024)       /* one event's bytes; the service's bound is below */
+#define EVENT_MAX ((size_t)256 * 1024)       /* one event's bytes; the service's bound is below */
 #define IDLE_MS 45000                /* the service sends a comment every 15 s */
 #define OUTAGE_MS 120000             /* so long without any stream ends the watch; the run goes on */
 #define BACKOFF_FIRST_MS 200
@@ -152,7 +152,7 @@ static int stream_once(struct state *s, struct http_response *r, struct err *e)
 void watch_print_output(const struct json *run)
 {
 	const struct json *output = json_get(run, "output"), *error = json_get(run, "error");
-	struct buf b = BUF_INIT(16U * 1024 * 1024);
+	struct buf b = BUF_INIT((size_t)16 * 1024 * 1024);
 
 	if (output != NULL && json_type(output) == JSON_STRING) {
 		term_text(stdout, json_as_text(output), json_len(output));
