@@ -199,7 +199,7 @@ static void print_rates(const struct json *rates)
 	compute = json_get_int(rates, "compute_micros_per_million_ms", -1);
 	if (compute >= 0) {
 		text_dollars(compute, text);
-		printf("%-12s %s per 1,000 seconds\n", "compute", text);
+		printf("%-12s %s for 1,000 seconds\n", "compute", text);
 	}
 }
 
@@ -225,6 +225,11 @@ int cmd_status(const struct args *a)
 			show_money("balance", me.json, "balance_micros");
 		show_money("reserved", me.json, "reserved_micros");
 		show_money("available", me.json, "available_micros");
+		show_count("queued", json_get(me.json, "runs"), "queued");
+		show_count("running", json_get(me.json, "runs"), "running");
+		show_field("model", json_get_text(me.json, "default_model"));
+		show_money("largest cap", json_get(me.json, "limits"), "max_cost_micros");
+		show_count("longest run", json_get(me.json, "limits"), "max_timeout_seconds");
 		print_rates(json_get(me.json, "rates"));
 	}
 	answer_free(&me);

@@ -253,24 +253,23 @@ static int put_count(const struct args *a, struct jw *w, const char *option, con
 	return 0;
 }
 
-/* Labels as an object, as a run's metadata are. */
+/* The interface takes labels as one text: a=b,c=d. */
 static int put_labels(const struct args *a, struct jw *w, struct err *e)
 {
+	struct buf b = BUF_INIT(1024);
 	const char *label;
+	int rc = 0;
 
-	if (args_list(a, "label", 0) == NULL)
-		return 0;
-	jw_kobject(w, "labels");
-	for (size_t i = 0; (label = args_list(a, "label", i)) != NULL; i++) {
-		const char *equals = strchr(label, '=');
-		char key[256];
-
-		if (equals == NULL || equals == label || !text_fmt(key, sizeof key, "%.*s", (int)(equals - label), label))
-			return err_set(e, ERR_INVALID, "--label %s: it must be KEY=VALUE", label);
-		jw_kstr(w, key, equals + 1);
+	for (size_t i = 0; rc == 0 && (label = args_list(a, "label", i)) != NULL; i++) {
+		if (strchr(label, '=') == NULL || label[0] == '=' || strchr(label, ',') != NULL)
+			rc = err_set(e, ERR_INVALID, "--label %s: it must be KEY=VALUE, without commas", label);
+		else if (!buf_add_str(&b, i > 0 ? "," : "") || !buf_add_str(&b, label))
+			rc = err_set(e, ERR_LIMIT, "the labels are over 1024 bytes");
 	}
-	jw_close(w);
-	return 0;
+	if (rc == 0 && b.len > 0)
+		jw_kstrn(w, "labels", (const char *)b.data, b.len);
+	buf_free(&b);
+	return rc;
 }
 
 int cmd_node_token(const struct args *a)

@@ -87,7 +87,7 @@ set_real_model() {
 	local name options
 	name=$(provider_name "$EPHEMERAL_MODEL_BASE_URL")
 	options=(--base-url "$EPHEMERAL_MODEL_BASE_URL" --api-key-file -)
-	if provider_is_private "$EPHEMERAL_MODEL_BASE_URL"; then options+=(--any-address); fi
+	if [[ $EPHEMERAL_MODEL_BASE_URL == http:* ]] || provider_is_private "$EPHEMERAL_MODEL_BASE_URL"; then options+=(--any-address); fi
 	must "adding the model provider" admin provider set "$name" "${options[@]}" <<<"$EPHEMERAL_MODEL_API_KEY"
 	must "adding the model" admin model set "$name/$EPHEMERAL_MODEL" --upstream "$EPHEMERAL_MODEL" --default
 	must "setting the model's price" admin price set "$name/$EPHEMERAL_MODEL" --input "$EPHEMERAL_MODEL_INPUT_PRICE" --output "$EPHEMERAL_MODEL_OUTPUT_PRICE"
