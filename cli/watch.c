@@ -61,7 +61,6 @@ static void show(struct state *s, const struct json *event, const char *data, si
 {
 	struct buf text = BUF_INIT(4 * EVENT_MAX);
 
-	erase_live(s);
 	if (s->w->ndjson) {
 		fwrite(data, 1, n, stdout);
 		fputc('\n', stdout);
@@ -97,8 +96,9 @@ static bool on_event(void *arg, const char *type, const char *id, const char *da
 		s->t = timeline_t(event);
 		s->t_at_ns = clock_mono_ns();
 		s->doing = doing != NULL ? doing : s->doing;
+		erase_live(s);
 		if (kind == TIMELINE_SETTLED && s->w->output && !s->w->ndjson)
-			fputc('\n', stdout);
+			fputc('\n', stdout); /* below the output */
 		show(s, event, data, n);
 		s->ended |= kind != TIMELINE_STEP;
 		s->settled |= kind == TIMELINE_SETTLED;
