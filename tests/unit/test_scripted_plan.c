@@ -4,9 +4,7 @@
 #include "common/text.h"
 #include "controld/scripted/plan.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <cmocka.h>
+#include "unit.h"
 
 #define SAMPLE                                                                                                                          \
 	"This is a sandbox test. Do these steps with the shell and report the real output, never what you expect. 1) Write a small "     \
@@ -358,6 +356,7 @@ static void test_turns_wrong(void **state)
 
 static void test_bad_requests(void **state)
 {
+	static const char parts[] = "{\"model\":\"auto\",\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},{\"text\":\"b\"}]}]}";
 	static const char *const bad[] = { "", "[]", "{}", "{\"model\":\"auto\"}", "{\"model\":\"auto\",\"messages\":[]}",
 		"{\"model\":\"auto\",\"messages\":[7]}", "{\"model\":\"auto\",\"messages\":[{\"role\":\"system\",\"content\":\"x\"}]}",
 		"{\"model\":\"gpt\",\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}",
@@ -368,7 +367,7 @@ static void test_bad_requests(void **state)
 	(void)state;
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
 		assert_int_equal(chat_parse(bad[i], strlen(bad[i]), &c, &e), -1);
-	assert_int_equal(chat_parse("{\"model\":\"auto\",\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},{\"text\":\"b\"}]}]}", 95, &c, &e), 0);
+	assert_int_equal(chat_parse(parts, strlen(parts), &c, &e), 0);
 	assert_string_equal(c.prompt, "ab");
 	chat_free(&c);
 }
