@@ -1,0 +1,91 @@
+/* The key table of noded. Called at start and by -t, on the main thread; may block on the file. */
+#include "noded/config.h"
+
+#include "common/text.h"
+
+#include <stddef.h>
+#include <string.h>
+
+#define AT(field) offsetof(struct noded_config, field)
+#define RUN_DIR_MAX 50 /* a socket path below it must stay under the 107 bytes of a unix address */
+
+const struct config_key noded_keys[] = {
+	{ .name = "state_dir", .type = CONFIG_STRING, .offset = AT(state_dir), .fallback = "/var/lib/ephemeral/node", .max = 512,
+	  .help = "directory of identity, journal and spools; one noded at a time" },
+	{ .name = "run_dir", .type = CONFIG_STRING, .offset = AT(run_dir), .fallback = "/run/ephemeral/node", .max = RUN_DIR_MAX,
+	  .help = "directory for what lives as long as a VM; at most 50 bytes" },
+	{ .name = "controld", .type = CONFIG_LIST, .offset = AT(controld), .optional = true, .max = 512,
+	  .help = "addresses of controld, tls+tcp://host:port, comma separated; default: those of the join token" },
+	{ .name = "join_token_file", .type = CONFIG_STRING, .offset = AT(join_token_file), .optional = true, .max = 512,
+	  .help = "file with the join token of `ephemeral admin node token`; read until this node is enrolled" },
+	{ .name = "node_name", .type = CONFIG_STRING, .offset = AT(node_name), .optional = true, .max = 64,
+	  .help = "name for people; default: the host name" },
+	{ .name = "labels", .type = CONFIG_LIST, .offset = AT(labels), .fallback = "", .max = 512,
+	  .help = "labels of this node, a=b comma separated" },
+	{ .name = "isolation", .type = CONFIG_ENUM, .offset = AT(isolation), .fallback = "auto", .choices = "auto|kvm|emulated",
+	  .help = "class that this node offers; auto: what the host has. kvm refuses to start without /dev/kvm" },
+	{ .name = "emulation", .type = CONFIG_ENUM, .offset = AT(emulation), .fallback = "off", .choices = "off|allow",
+	  .help = "allow: without KVM run VMs emulated. Slower, and not sold as isolation" },
+	{ .name = "kvm", .type = CONFIG_ENUM, .offset = AT(kvm), .fallback = "auto", .choices = "auto|off",
+	  .help = "off: do not use /dev/kvm even where it is" },
+	{ .name = "image_dir", .type = CONFIG_STRING, .offset = AT(image_dir), .fallback = "/var/lib/ephemeral/image", .max = 512,
+	  .help = "directory with vmlinux, initramfs.cpio, rootfs.sqfs and image.json (deploy/guest-image/pack)" },
+	{ .name = "qemu", .type = CONFIG_STRING, .offset = AT(qemu), .fallback = "qemu-system-x86_64", .max = 512,
+	  .help = "QEMU: a path, or a name that is looked for in PATH" },
+	{ .name = "cgroup_parent", .type = CONFIG_STRING, .offset = AT(cgroup_parent), .optional = true, .max = 256,
+	  .help = "group below which VMs' groups are made, from the root of each hierarchy; default: noded's own group" },
+	{ .name = "uid_base", .type = CONFIG_INT, .offset = AT(uid_base), .fallback = "200000", .min = 1000, .max = 2000000000,
+	  .help = "first of 3 * max_vms user ids that nothing else uses; uid_base - 1 is link's" },
+	{ .name = "max_vms", .type = CONFIG_INT, .offset = AT(max_vms), .fallback = "64", .min = 1, .max = 1024,
+	  .help = "VMs at once" },
+	{ .name = "memory_mib", .type = CONFIG_INT, .offset = AT(memory_mib), .fallback = "0", .min = 0, .max = 16777216,
+	  .help = "MiB for VMs with their overhead; 0: what is available at start, less 1 GiB" },
+	{ .name = "vcpus", .type = CONFIG_INT, .offset = AT(vcpus), .fallback = "0", .min = 0, .max = 65536,
+	  .help = "virtual CPUs of all VMs together; 0: eight for each CPU of the host" },
+	{ .name = "max_concurrent_boots", .type = CONFIG_INT, .offset = AT(max_concurrent_boots), .fallback = "0", .min = 0, .max = 1024,
+	  .help = "VMs that boot at once, the others wait; 0: CPUs of the host" },
+	{ .name = "boot_timeout_ms", .type = CONFIG_INT, .offset = AT(boot_timeout_ms), .fallback = "0", .min = 0, .max = 600000,
+	  .help = "ms from the VMM's exec to the guest's hello; 0: 10000 with KVM, 30000 emulated" },
+	{ .name = "spool_keep_seconds", .type = CONFIG_INT, .offset = AT(spool_keep_seconds), .fallback = "600", .min = 0, .max = 86400,
+	  .help = "seconds that a run's events stay on this host after they were acknowledged" },
+	{ .name = "insecure_no_jail", .type = CONFIG_BOOL, .offset = AT(insecure_no_jail), .fallback = "false",
+	  .help = "true: no namespaces and no file tree of its own for VMs; for hosts where neither can be had, never for production" },
+	{ .name = "log_level", .type = CONFIG_ENUM, .offset = AT(log_level), .fallback = "info", .choices = "debug|info|warn|error",
+	  .help = "least level that is logged" },
+	{ .name = "log_json", .type = CONFIG_BOOL, .offset = AT(log_json), .fallback = "false", .help = "true: log lines are JSON objects" },
+};
+const size_t noded_key_count = sizeof(noded_keys) / sizeof(noded_keys[0]);
+
+static int absolute(const char *key, const char *path, struct err *e)
+{
+	if (path[0] == '/')
+		return 0;
+	return err_set(e, ERR_INVALID, "%s = %s must be an absolute path", key, path);
+}
+
+static int check(const struct noded_config *c, struct err *e)
+{
+	if (absolute("state_dir", c->state_dir, e) || absolute("run_dir", c->run_dir, e) || absolute("image_dir", c->image_dir, e))
+		return -1;
+	if (c->join_token_file && absolute("join_token_file", c->join_token_file, e))
+		return -1;
+	if (c->cgroup_parent && *c->cgroup_parent && (c->cgroup_parent[0] != '/' || strstr(c->cgroup_parent, "..")))
+		return err_set(e, ERR_INVALID, "cgroup_parent = %s must begin with / and hold no ..", c->cgroup_parent);
+	if (c->isolation == ISOLATION_KVM && c->kvm == KVM_OFF)
+		return err_set(e, ERR_INVALID, "isolation = kvm and kvm = off cannot both hold; remove one of them");
+	return 0;
+}
+
+int noded_config_load(const char *path, const char *const *overrides, size_t override_count, struct noded_config *out, struct err *e)
+{
+	*out = (struct noded_config){ .state_dir = NULL };
+	if (config_load(noded_keys, noded_key_count, out, path, overrides, override_count, e) == 0 && check(out, e) == 0)
+		return 0;
+	noded_config_free(out);
+	return -1;
+}
+
+void noded_config_free(struct noded_config *c)
+{
+	config_free(noded_keys, noded_key_count, c);
+}

@@ -1,0 +1,80 @@
+/*
+ * What the jail stage is told: a description of one process, as numbers and strings, written by keeper into a sealed memfd. The
+ * stage does what it says and decides nothing, so this struct is the complete list of what a jailed process gets.
+ *
+ * Pure codec; used by keeper (encode) and by the jail stage (decode, as root, with bounds although the writer is ours).
+ */
+#ifndef NODED_JAIL_JOB_H
+#define NODED_JAIL_JOB_H
+
+#include "common/buf.h"
+#include "common/error.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define JAIL_JOB_MAX (256 * 1024)
+#define JAIL_BINDS_MAX 48
+#define JAIL_LINKS_MAX 16
+#define JAIL_ARGS_MAX 128
+#define JAIL_ENV_MAX 16
+#define JAIL_GROUPS_MAX 8
+#define JAIL_FDS_MAX 16
+#define JAIL_PATH_MAX 1024
+#define JAIL_ARG_MAX 4096
+#define JAIL_FILTER_MAX (4096 * 8) /* a BPF program of 4096 instructions */
+
+enum jail_bind_flags {
+	JAIL_BIND_DEVICE = 1,   /* a device node; all else is mounted nodev */
+	JAIL_BIND_OPTIONAL = 2, /* skipped when the source is not there */
+};
+
+struct jail_bind {
+	char *source; /* absolute; symbolic links are followed on the host's side */
+	char *target; /* absolute, in the new tree; directories and files are made as needed */
+	uint8_t flags;
+};
+
+struct jail_link {
+	char *target;
+	char *path;
+};
+
+struct jail_job {
+	char name[64];          /* for error texts: "vmm vm_..." */
+	bool confined;          /* false: no tree of its own (insecure_no_jail); all else still holds */
+	uint32_t uid, gid;
+	uint32_t group;         /* one supplementary group (kvm); 0 = none */
+	uint32_t nofile;
+	uint64_t fsize;         /* bytes a file may grow to */
+	uint32_t memlock;       /* bytes */
+	int32_t stdio_fd;       /* which descriptor of the new process is also its stdout and stderr; -1: keeper's stderr */
+	uint32_t fd_count;      /* inherited descriptors, from JAIL_FD_FIRST */
+	char root[JAIL_PATH_MAX]; /* an empty directory, where the new tree is mounted over */
+	struct jail_bind *binds;
+	uint32_t bind_count;
+	struct jail_link *links;
+	uint32_t link_count;
+	char **groups;          /* files that put the writer into a v1 cgroup */
+	uint32_t group_count;
+	bool self;              /* exec noded itself, the very file that runs now, whatever stands at its path */
+	char **argv;            /* argv[0] = path in the new tree, unless `self` */
+	uint32_t argc;
+	char **env;
+	uint32_t env_count;
+	uint8_t *filter;        /* seccomp program, sock_filter array as bytes; empty = none */
+	uint32_t filter_len;
+};
+
+/* Builders: copy their strings; false when a bound is reached or memory ran out. */
+bool jail_job_bind(struct jail_job *j, const char *source, const char *target, uint8_t flags) EPH_MUST_CHECK;
+bool jail_job_link(struct jail_job *j, const char *target, const char *path) EPH_MUST_CHECK;
+bool jail_job_group(struct jail_job *j, const char *path) EPH_MUST_CHECK;
+bool jail_job_arg(struct jail_job *j, const char *arg) EPH_MUST_CHECK;
+bool jail_job_env(struct jail_job *j, const char *env) EPH_MUST_CHECK;
+void jail_job_free(struct jail_job *j);
+
+void jail_job_encode(const struct jail_job *j, struct buf *out);
+int jail_job_decode(const void *p, size_t n, struct jail_job *out, struct err *e) EPH_MUST_CHECK;
+
+#endif

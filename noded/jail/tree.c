@@ -1,0 +1,133 @@
+/*
+ * Builds a jailed process' file tree and pivots into it (tree.h). Runs in the jail stage: root, one thread, its own mount and pid
+ * namespaces. Every mount dies with the namespace; the host sees none of them.
+ */
+#include "jail/tree.h"
+
+#include "common/text.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define TREE_OPTIONS "size=256k,nr_inodes=256,mode=0755" /* names only: the content comes by binds */
+
+/* root + path in the new tree. */
+static int place(const struct jail_job *job, const char *path, char *out, size_t size, struct err *e)
+{
+	if (path[0] != '/' || strstr(path, "/../") != NULL)
+		return err_set(e, ERR_INTERNAL, "path in the tree is not absolute: %s", path);
+	if (!text_fmt(out, size, "%s%s", job->root, path))
+		return err_set(e, ERR_INTERNAL, "path in the tree is too long: %s", path);
+	return 0;
+}
+
+/* Makes the directories above `full`; what stands below job->root is ours, so links are of our own making. */
+static int make_parents(const struct jail_job *job, char *full, struct err *e)
+{
+	for (char *p = full + strlen(job->root) + 1; (p = strchr(p, '/')) != NULL; p++) {
+		*p = '\0';
+		if (mkdir(full, 0755) != 0 && errno != EEXIST) {
+			err_set_errno(e, "mkdir %s", full);
+			*p = '/';
+			return -1;
+		}
+		*p = '/';
+	}
+	return 0;
+}
+
+static int make_target(const char *full, bool directory, struct err *e)
+{
+	int fd;
+
+	if (directory) {
+		if (mkdir(full, 0755) != 0 && errno != EEXIST)
+			return err_set_errno(e, "mkdir %s", full);
+		return 0;
+	}
+	fd = open(full, O_CREAT | O_WRONLY | O_NOFOLLOW | O_CLOEXEC, 0444);
+	if (fd < 0)
+		return err_set_errno(e, "create %s", full);
+	close(fd);
+	return 0;
+}
+
+static int bind_one(const struct jail_job *job, const struct jail_bind *b, struct err *e)
+{
+	unsigned long flags = MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID;
+	char full[2 * JAIL_PATH_MAX];
+	struct stat st;
+
+	if (place(job, b->target, full, sizeof(full), e))
+		return -1;
+	if (stat(b->source, &st) != 0) {
+		if (b->flags & JAIL_BIND_OPTIONAL)
+			return 0;
+		return err_set_errno(e, "%s", b->source);
+	}
+	if (make_parents(job, full, e) || make_target(full, S_ISDIR(st.st_mode), e))
+		return -1;
+	if (mount(b->source, full, NULL, MS_BIND, NULL) != 0)
+		return err_set_errno(e, "bind %s", b->source);
+	if (!(b->flags & JAIL_BIND_DEVICE))
+		flags |= MS_NODEV;
+	if (mount(NULL, full, NULL, flags, NULL) != 0)
+		return err_set_errno(e, "make %s read-only", b->target);
+	return 0;
+}
+
+static int link_one(const struct jail_job *job, const struct jail_link *l, struct err *e)
+{
+	char full[2 * JAIL_PATH_MAX];
+
+	if (place(job, l->path, full, sizeof(full), e) || make_parents(job, full, e))
+		return -1;
+	if (symlink(l->target, full) != 0)
+		return err_set_errno(e, "link %s", l->path);
+	return 0;
+}
+
+static int mount_proc(const struct jail_job *job, struct err *e)
+{
+	char full[2 * JAIL_PATH_MAX];
+
+	if (place(job, "/proc", full, sizeof(full), e) || make_target(full, true, e))
+		return -1;
+	/* Only the processes of the jail's own pid namespace, and nothing about the machine. */
+	if (mount("proc", full, "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, "subset=pid") != 0)
+		return err_set_errno(e, "mount proc subset=pid (Linux 5.8 or newer is needed)");
+	return 0;
+}
+
+int jail_tree_enter(const struct jail_job *job, struct err *e)
+{
+	if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0)
+		return err_set_errno(e, "make mounts private");
+	if (mount("tree", job->root, "tmpfs", MS_NOSUID | MS_NODEV, TREE_OPTIONS) != 0)
+		return err_set_errno(e, "mount the tree over %s", job->root);
+	for (uint32_t i = 0; i < job->link_count; i++)
+		if (link_one(job, &job->links[i], e))
+			return -1;
+	for (uint32_t i = 0; i < job->bind_count; i++)
+		if (bind_one(job, &job->binds[i], e))
+			return -1;
+	if (mount_proc(job, e))
+		return -1;
+	if (mount(NULL, job->root, NULL, MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV, TREE_OPTIONS) != 0)
+		return err_set_errno(e, "make the tree read-only");
+	/* The old root ends up stacked below the new one at the same place, and is let go there. */
+	if (chdir(job->root) != 0)
+		return err_set_errno(e, "chdir %s", job->root);
+	if (syscall(SYS_pivot_root, ".", ".") != 0)
+		return err_set_errno(e, "pivot_root");
+	if (umount2(".", MNT_DETACH) != 0)
+		return err_set_errno(e, "let go of the host's tree");
+	if (chdir("/") != 0)
+		return err_set_errno(e, "chdir /");
+	return 0;
+}

@@ -1,0 +1,30 @@
+/* What may still start on this host: memory, virtual CPUs and slots, reserved before anything is started. Pure arithmetic. */
+#ifndef NODED_KEEPER_ADMISSION_H
+#define NODED_KEEPER_ADMISSION_H
+
+#include "common/error.h"
+
+#include <stdint.h>
+
+#define ADMISSION_USUAL_MIB 512 /* guest memory that a usual run asks for; see admission_offer */
+
+struct admission {
+	uint32_t total_memory_mib, total_vcpus, total_slots;
+	uint32_t used_memory_mib, used_vcpus, used_slots;
+	uint32_t overhead_mib; /* of each VM beside its guest's memory */
+};
+
+/* Reserves; -1 says what there is too little of (ERR_CONFLICT), or that this host could never do it (ERR_LIMIT). */
+int admission_take(struct admission *a, uint32_t memory_mib, uint32_t vcpus, struct err *e) EPH_MUST_CHECK;
+/* In two parts: the VM's memory is free when the VM is gone, its slot when its broker and channel are gone too. */
+void admission_give_vm(struct admission *a, uint32_t memory_mib, uint32_t vcpus);
+void admission_give_slot(struct admission *a);
+
+/* What to tell controld, which counts guest memory only: any set of runs within the offer fits with its overhead. */
+struct admission_offer {
+	uint32_t free_memory_mib, free_vcpus, free_slots;
+	uint32_t total_memory_mib, total_vcpus, total_slots;
+};
+void admission_offer(const struct admission *a, struct admission_offer *out);
+
+#endif

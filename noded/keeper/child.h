@@ -1,0 +1,37 @@
+/*
+ * Keeper's children: every process that it started, by pidfd. A child is told of when it exec'd (or why it could not) and when it
+ * ended; it is reaped here and nowhere else. One loop, one thread.
+ */
+#ifndef NODED_KEEPER_CHILD_H
+#define NODED_KEEPER_CHILD_H
+
+#include "common/error.h"
+#include "jail/spawn.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct event_base;
+struct child;
+
+struct child_ops {
+	/* Once: e NULL when the program runs, else why the jail stage gave up (on_exit follows). */
+	void (*on_exec)(void *arg, const struct err *e);
+	/* Once, last: status as waitpid gives it. The child is freed after it returns. */
+	void (*on_exit)(void *arg, int status);
+	void *arg;
+};
+
+/* Takes the descriptors of `spawned` over, also when it fails (the process is killed then). */
+int child_new(struct event_base *base, const struct jail_spawned *spawned, const struct child_ops *ops, struct child **out,
+	      struct err *e) EPH_MUST_CHECK;
+void child_kill(struct child *c); /* SIGKILL; on_exit follows */
+/* Kills and forgets: no callback comes any more. For ends that wait for nothing. */
+void child_drop(struct child *c);
+int32_t child_pid(const struct child *c);
+uint64_t child_start_time(const struct child *c); /* 0 if it was gone before it could be read */
+
+/* "exit code 1", "signal 9 (Killed)". */
+void child_status_text(int status, char out[64]);
+
+#endif

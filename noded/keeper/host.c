@@ -1,0 +1,163 @@
+/*
+ * What this host must have before a VM may start here, checked in the order in which an operator would mend it (host.h). Called once at
+ * start and by -t, before the loop runs; blocks for up to a second.
+ */
+#include "keeper/host_internal.h"
+
+#include "common/log.h"
+#include "common/text.h"
+#include "keeper/journal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define BOOT_MS_KVM 10000
+#define BOOT_MS_EMULATED 30000
+#define HOST_RESERVE_MIB 1024 /* left to everything that is not a VM */
+
+static int check_root(struct err *e)
+{
+	if (geteuid() != 0)
+		return err_set(e, ERR_DENIED, "noded must be started as root: it makes namespaces and user ids for VMs, and drops root in all else");
+	return 0;
+}
+
+/* Tries the namespaces in a child, so that what they change ends with it. */
+static int check_namespaces(struct err *e)
+{
+	const int flags = CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWPID | CLONE_NEWCGROUP;
+	int status;
+	pid_t pid = fork();
+
+	if (pid < 0)
+		return err_set_errno(e, "fork");
+	if (pid == 0)
+		_exit(unshare(flags) == 0 ? 0 : (errno & 0x7f) | 0x80);
+	while (waitpid(pid, &status, 0) < 0)
+		if (errno != EINTR)
+			return err_set_errno(e, "wait");
+	if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
+		return 0;
+	errno = WIFEXITED(status) ? WEXITSTATUS(status) & 0x7f : EINVAL;
+	return err_set_errno(e, "namespaces cannot be made here (in a container run it privileged; insecure_no_jail = true goes without)");
+}
+
+static int find_binary(const char *name, char *out, size_t size, struct err *e)
+{
+	const char *path = getenv("PATH");
+
+	if (strchr(name, '/')) {
+		if (name[0] != '/')
+			return err_set(e, ERR_INVALID, "qemu = %s must be an absolute path or a plain name", name);
+		return text_copy(out, size, name) ? 0 : err_set(e, ERR_LIMIT, "qemu is too long");
+	}
+	if (!path || !*path)
+		path = "/usr/local/bin:/usr/bin:/bin";
+	while (*path) {
+		size_t n = strcspn(path, ":");
+
+		if (n > 0 && path[0] == '/' && text_fmt(out, size, "%.*s/%s", (int)n, path, name) && access(out, X_OK) == 0)
+			return 0;
+		path += n + (path[n] == ':');
+	}
+	return err_set(e, ERR_NOT_FOUND, "%s was not found in PATH: install qemu-system-x86, or set qemu to its path", name);
+}
+
+/* Decides between KVM and emulation. */
+static int choose_isolation(const struct noded_config *c, struct host *h, struct err *e)
+{
+	struct stat st;
+	int fd = c->kvm == KVM_OFF || c->isolation == ISOLATION_EMULATED ? -1 : open("/dev/kvm", O_RDWR | O_CLOEXEC);
+
+	if (fd >= 0) {
+		h->vmm.kvm = true;
+		h->isolation = "kvm";
+		if (fstat(fd, &st) == 0 && (st.st_mode & S_IWOTH) == 0)
+			h->vmm.kvm_gid = st.st_gid;
+		close(fd);
+		return 0;
+	}
+	if (c->isolation == ISOLATION_KVM)
+		return err_set(e, ERR_NOT_FOUND, "isolation = kvm, but /dev/kvm cannot be opened: enable virtualization on this host");
+	if (c->emulation != EMULATION_ALLOW)
+		return err_set(e, ERR_NOT_FOUND,
+			       "/dev/kvm %s; enable virtualization on this host, or set emulation = allow to run VMs emulated (slow, no isolation "
+			       "class kvm)",
+			       c->kvm == KVM_OFF ? "is not used (kvm = off)" : "cannot be opened");
+	h->isolation = "emulated";
+	h->vmm.tsc_khz = vmm_measure_tsc_khz();
+	if (h->vmm.tsc_khz == 0)
+		return err_set(e, ERR_INVALID, "the time stamp counter of this host cannot be measured, and emulated VMs do not boot without");
+	return 0;
+}
+
+static void count_host(struct host *h)
+{
+	long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+	char text[4096];
+	const char *line;
+	uint64_t kib = 0;
+	int fd = open("/proc/meminfo", O_RDONLY | O_CLOEXEC);
+	ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof(text) - 1);
+
+	if (fd >= 0)
+		close(fd);
+	text[n > 0 ? n : 0] = '\0';
+	line = strstr(text, "MemAvailable:");
+	if (line)
+		kib = strtoull(line + strlen("MemAvailable:"), NULL, 10);
+	h->cpus = cpus > 0 ? (uint32_t)cpus : 1;
+	h->memory_mib = kib / 1024 > HOST_RESERVE_MIB ? (uint32_t)(kib / 1024 - HOST_RESERVE_MIB) : 0;
+}
+
+static int open_all(const struct noded_config *c, struct host *h, struct err *e)
+{
+	if (check_root(e) || journal_boot_id(h->boot_id, e))
+		return -1;
+	if (!c->insecure_no_jail && check_namespaces(e))
+		return -1;
+	if (cgroups_open(c->cgroup_parent, &h->cgroups, e))
+		return -1;
+	if (find_binary(c->qemu, h->binary, sizeof(h->binary), e) || h->driver->probe(&h->vmm, e))
+		return -1;
+	if (choose_isolation(c, h, e))
+		return -1;
+	if (host_open_image(h, c->image_dir, e))
+		return -1;
+	count_host(h);
+	if (h->memory_mib == 0 && c->memory_mib == 0)
+		return err_set(e, ERR_LIMIT, "less than %d MiB of memory are available; free some, or set memory_mib", HOST_RESERVE_MIB);
+	return 0;
+}
+
+int host_open(const struct noded_config *c, struct host *h, struct err *e)
+{
+	*h = (struct host){ .driver = &vmm_qemu };
+	h->vmm.binary = h->binary;
+	for (int i = 0; i < IMAGE_FILES; i++)
+		h->image_fd[i] = -1;
+	h->jail = c->insecure_no_jail ? "none: insecure_no_jail" : "full";
+	if (open_all(c, h, e)) {
+		host_close(h);
+		return -1;
+	}
+	h->boot_timeout_ms = c->boot_timeout_ms > 0 ? c->boot_timeout_ms : h->vmm.kvm ? BOOT_MS_KVM : BOOT_MS_EMULATED;
+	return 0;
+}
+
+void host_close(struct host *h)
+{
+	cgroups_free(h->cgroups);
+	h->cgroups = NULL;
+	for (int i = 0; i < IMAGE_FILES; i++)
+		if (h->image_fd[i] >= 0) {
+			close(h->image_fd[i]);
+			h->image_fd[i] = -1;
+		}
+}

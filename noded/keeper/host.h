@@ -1,0 +1,35 @@
+/* What keeper finds out about this host before it starts: everything that a VM needs, each thing with a clear error. */
+#ifndef NODED_KEEPER_HOST_H
+#define NODED_KEEPER_HOST_H
+
+#include "jail/cgroup.h"
+#include "noded/config.h"
+#include "proto/assignment.h"
+#include "vmm/vmm.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+enum image_file { IMAGE_KERNEL, IMAGE_INITRAMFS, IMAGE_ROOTFS, IMAGE_FILES };
+
+struct host {
+	struct cgroups *cgroups;
+	const struct vmm_driver *driver;
+	struct vmm_host vmm;
+	char binary[1024];
+	char image_path[IMAGE_FILES][1024];
+	int image_fd[IMAGE_FILES];         /* of the very files that were hashed; what the jail binds */
+	uint8_t image_hash[SHA256_LEN];
+	char image_name[65];               /* hash in hex */
+	const char *isolation;             /* "kvm" | "emulated" */
+	const char *jail;                  /* "full", or what is missing */
+	uint32_t cpus, memory_mib;         /* of the host; memory: available when it was looked at */
+	char boot_id[40];
+	int64_t boot_timeout_ms;
+};
+
+/* Blocks for up to a second (hashing the image, measuring the clock, asking QEMU for its version). */
+int host_open(const struct noded_config *config, struct host *out, struct err *e) EPH_MUST_CHECK;
+void host_close(struct host *h);
+
+#endif

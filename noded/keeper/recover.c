@@ -1,0 +1,165 @@
+/*
+ * What an earlier noded left behind: kills it, cleans it up, and has its runs reported as interrupted. Called once at start, before
+ * link; blocks for the disk. (Living VMs are not adopted yet to go on: they are ended; journal and spool are made for adoption.)
+ */
+#include "keeper/keeper_internal.h"
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "common/text.h"
+#include "jail/cgroup.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+struct recovery {
+	struct keeper *keeper;
+	uint32_t runs, groups, processes;
+};
+
+/* A process that the journal names, if it is still that one. Its group's kill reaches it too; this is for one that never got there. */
+static void kill_named(const struct journal *j, const char *boot_id, enum slot_role role)
+{
+	const struct journal_process *p = &j->process[role];
+	int pidfd;
+
+	if (p->pid <= 0 || p->start_time == 0 || strcmp(j->boot_id, boot_id) != 0)
+		return;
+	pidfd = (int)syscall(SYS_pidfd_open, p->pid, 0);
+	if (pidfd < 0)
+		return;
+	/* Checked after it was opened, so that the number cannot have changed hands in between. */
+	if (journal_start_time(p->pid) == p->start_time)
+		syscall(SYS_pidfd_send_signal, pidfd, SIGKILL, NULL, 0);
+	close(pidfd);
+}
+
+static void on_entry(void *arg, const struct journal *j)
+{
+	struct recovery *r = arg;
+	struct keeper *k = r->keeper;
+	struct vm *vm = vm_new(k, j);
+
+	if (!vm) {
+		log_error("run=%s vm=%s no memory to recover it", j->run_id, j->vm);
+		return;
+	}
+	r->runs++;
+	vm->recovered = true;
+	if (!slots_hold(k->slots, j->slot))
+		log_warn("run=%s vm=%s its slot is out of range now slot=%u", j->run_id, j->vm, j->slot);
+	for (int role = 0; role < SLOT_ROLES; role++) {
+		kill_named(j, k->host.boot_id, (enum slot_role)role);
+		vm->proc[role].cgroup = cgroup_adopt(k->host.cgroups, j->cgroup[role]);
+		vm->proc[role].state = vm->proc[role].cgroup ? PROC_LEFT : PROC_NONE;
+	}
+	if (!j->spool_is_memfd && text_fmt(vm->spool_path, sizeof(vm->spool_path), "%s/%s", k->spool_dir, j->vm))
+		vm->spool_fd = open(vm->spool_path, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+	log_warn("run=%s vm=%s found in the journal state=%d slot=%u", j->run_id, j->vm, (int)j->state, j->slot);
+}
+
+/* Groups named like a VM's that no journal entry knows: made, and the machine died before the entry was whole, or an entry was lost. */
+static void on_group(void *arg, const char *name)
+{
+	struct recovery *r = arg;
+	struct cgroup *g;
+	struct err e;
+
+	for (const struct vm *vm = r->keeper->vms; vm; vm = vm->next)
+		for (int role = 0; role < SLOT_ROLES; role++)
+			if (strcmp(vm->journal.cgroup[role], name) == 0)
+				return;
+	g = cgroup_adopt(r->keeper->host.cgroups, name);
+	if (!g)
+		return;
+	r->groups++;
+	cgroup_kill(g);
+	if (cgroup_remove(g, &e) != 0)
+		log_warn("cgroup stays behind until its processes are gone name=%s", name);
+	cgroup_free(g);
+}
+
+static void on_process(void *arg, uint32_t slot, int pid)
+{
+	struct recovery *r = arg;
+	int pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
+
+	if (pidfd < 0)
+		return;
+	r->processes++;
+	log_warn("killing a process that has an id of slot=%u pid=%d", slot, pid);
+	syscall(SYS_pidfd_send_signal, pidfd, SIGKILL, NULL, 0);
+	close(pidfd);
+}
+
+/* Directories of VMs below run_dir that nothing belongs to any more. */
+static void remove_directories(struct keeper *k)
+{
+	static const char *const parts[] = { "broker", "channel", "vmm" };
+	DIR *d = opendir(k->vm_dir);
+	struct dirent *entry;
+	char path[512];
+
+	if (!d)
+		return;
+	while ((entry = readdir(d)) != NULL) {
+		if (!id_valid("vm", entry->d_name))
+			continue;
+		for (int i = 0; i < SLOT_ROLES; i++)
+			if (text_fmt(path, sizeof(path), "%s/%s/%s", k->vm_dir, entry->d_name, parts[i]) && rmdir(path) != 0 && errno != ENOENT)
+				log_warn("cannot remove path=%s errno=%d", path, errno);
+		if (text_fmt(path, sizeof(path), "%s/%s", k->vm_dir, entry->d_name) && rmdir(path) != 0 && errno != ENOENT)
+			log_warn("cannot remove path=%s errno=%d", path, errno);
+	}
+	closedir(d);
+}
+
+int recover(struct keeper *k, struct err *e)
+{
+	struct recovery r = { .keeper = k };
+	struct vm *next;
+
+	if (journal_each(k->journal_dir, on_entry, &r, e))
+		return err_wrap(e, "journal");
+	cgroups_each(k->host.cgroups, "vm_", on_group, &r);
+	slots_scan(k->slots, on_process, &r);
+	if (r.runs + r.groups + r.processes > 0)
+		log_warn("an earlier noded left runs=%u groups=%u processes=%u", r.runs, r.groups, r.processes);
+	for (struct vm *vm = k->vms; vm; vm = next) {
+		next = vm->next;
+		vm_end(vm, ERRCODE_NODE_RESTARTED, "noded was restarted while the run was on this host");
+	}
+	if (!k->vms)
+		remove_directories(k);
+	return 0;
+}
+
+/* Spools whose keep time is over: no VM has them any more, and they were last touched when their end was acknowledged. */
+void recover_sweep_spools(struct keeper *k)
+{
+	DIR *d = opendir(k->spool_dir);
+	int64_t now = (int64_t)time(NULL);
+	struct dirent *entry;
+	struct stat st;
+
+	if (!d)
+		return;
+	while ((entry = readdir(d)) != NULL) {
+		bool held = false;
+
+		if (!id_valid("vm", entry->d_name))
+			continue;
+		for (const struct vm *vm = k->vms; vm && !held; vm = vm->next)
+			held = strcmp(vm->journal.vm, entry->d_name) == 0;
+		if (!held && fstatat(dirfd(d), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 && st.st_mtime + k->config->spool_keep_seconds < now)
+			unlinkat(dirfd(d), entry->d_name, 0);
+	}
+	closedir(d);
+}

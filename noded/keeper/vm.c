@@ -1,0 +1,498 @@
+/*
+ * One VM's life in keeper: admission, the boot queue, the steps to its end. The order of everything is decided by vm_next (vm_step.h);
+ * here it is carried out. Keeper's loop; blocks only for the journal.
+ */
+#include "keeper/keeper_internal.h"
+
+#include "common/clock.h"
+#include "common/log.h"
+#include "common/text.h"
+#include "jail/cgroup.h"
+#include "spool.h"
+
+#include <errno.h>
+#include <event2/event.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define RETRY_FIRST_MS 2
+#define RETRY_MAX_MS 1000
+#define GUEST_MIB_MIN 128
+
+static const char *const role_names[SLOT_ROLES] = { "broker", "channel", "vmm" };
+
+struct vm *vm_find(struct keeper *k, const uint8_t token[TOKEN_LEN])
+{
+	for (struct vm *vm = k->vms; vm; vm = vm->next)
+		if (memcmp(vm->journal.token, token, TOKEN_LEN) == 0)
+			return vm;
+	return NULL;
+}
+
+/* --- making and freeing ------------------------------------------------------------------------------------------------------- */
+
+static void on_timer(evutil_socket_t fd, short what, void *arg)
+{
+	(void)fd;
+	(void)what;
+	vm_step_all(arg);
+}
+
+struct vm *vm_new(struct keeper *k, const struct journal *j)
+{
+	struct vm *vm = calloc(1, sizeof(*vm)), **end = &k->vms;
+
+	if (!vm)
+		return NULL;
+	vm->keeper = k;
+	vm->journal = *j;
+	vm->spool_fd = -1;
+	vm->gone_ms = -1;
+	vm->timer = event_new(k->base, -1, 0, on_timer, vm);
+	if (!vm->timer) {
+		free(vm);
+		return NULL;
+	}
+	while (*end)
+		end = &(*end)->next;
+	*end = vm;
+	return vm;
+}
+
+void vm_free(struct vm *vm)
+{
+	for (struct vm **p = &vm->keeper->vms; *p; p = &(*p)->next)
+		if (*p == vm) {
+			*p = vm->next;
+			break;
+		}
+	for (int i = 0; i < SLOT_ROLES; i++) {
+		if (vm->proc[i].child)
+			child_drop(vm->proc[i].child);
+		cgroup_free(vm->proc[i].cgroup);
+	}
+	if (vm->broker)
+		framed_free(vm->broker);
+	for (int i = 0; i < REPLAY_COUNT; i++)
+		frame_clear(&vm->replay[i]);
+	for (size_t i = 0; i < vm->early_count; i++)
+		frame_clear(&vm->early[i]);
+	if (vm->secrets)
+		explicit_bzero(vm->secrets, vm->secrets_len);
+	free(vm->secrets);
+	free(vm->assignment);
+	if (vm->spool_fd >= 0)
+		close(vm->spool_fd);
+	event_free(vm->timer);
+	free(vm);
+}
+
+/* --- admission ---------------------------------------------------------------------------------------------------------------- */
+
+static int make_spool(struct vm *vm, const struct assignment *a, int64_t received_boot_ns, struct err *e)
+{
+	struct spool_head head = {
+		.attempt = a->attempt,
+		.queued_at_ms = a->queued_at_ms,
+		.age_ms = a->age_ms,
+		.received_boot_ns = received_boot_ns,
+		.first_seq = a->next_seq,
+		.cap_micros = a->cap_micros,
+		.run_fee = a->price.run_fee,
+	};
+
+	memcpy(head.run_id, a->run_id, sizeof(head.run_id));
+	memcpy(head.token, a->token, TOKEN_LEN);
+	memcpy(head.prev_hash, a->prev_hash, sizeof(head.prev_hash));
+	memcpy(head.request_hash, a->request_hash, sizeof(head.request_hash));
+	if (vm->journal.spool_is_memfd) {
+		vm->spool_fd = memfd_create("spool", MFD_CLOEXEC);
+	} else {
+		if (!text_fmt(vm->spool_path, sizeof(vm->spool_path), "%s/%s", vm->keeper->spool_dir, vm->journal.vm))
+			return err_set(e, ERR_LIMIT, "state_dir is too long");
+		vm->spool_fd = open(vm->spool_path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+	}
+	if (vm->spool_fd < 0)
+		return err_set_errno(e, "create the spool");
+	return spool_format(vm->spool_fd, &head, e);
+}
+
+static bool fill_journal(struct keeper *k, const struct assignment *a, struct journal *j)
+{
+	*j = (struct journal){
+		.attempt = a->attempt,
+		.state = JOURNAL_ADMITTED,
+		.memory_mib = a->memory_mib,
+		.vcpus = a->vcpus,
+		.admitted_real_ms = clock_real_ms(),
+		.first_seq = a->next_seq,
+		.spool_is_memfd = a->zero_data_retention,
+	};
+	id_make("vm", j->vm);
+	memcpy(j->run_id, a->run_id, sizeof(j->run_id));
+	memcpy(j->token, a->token, TOKEN_LEN);
+	memcpy(j->image_hash, k->host.image_hash, SHA256_LEN);
+	for (int i = 0; i < SLOT_ROLES; i++)
+		if (!text_fmt(j->cgroup[i], sizeof(j->cgroup[i]), "%s.%s", j->vm, role_names[i]))
+			return false;
+	return text_copy(j->boot_id, sizeof(j->boot_id), k->host.boot_id);
+}
+
+/* Secrets opened, bytes copied: all that a start needs later. */
+static int keep_inputs(struct vm *vm, const uint8_t *assignment, size_t n, const uint8_t *sealed, size_t sealed_len, struct err *e)
+{
+	struct buf plain = BUF_INIT(4096);
+
+	if (sealed_len > 0 && identity_unseal(vm->keeper->identity, sealed, sealed_len, &plain, e)) {
+		buf_free(&plain);
+		return -1;
+	}
+	if (sealed_len == 0) {
+		struct run_secrets none = { .model_key = "" };
+
+		run_secrets_encode(&none, &plain);
+	}
+	vm->secrets = (uint8_t *)buf_steal(&plain, &vm->secrets_len);
+	vm->assignment = malloc(n + 1);
+	if (!vm->secrets || !vm->assignment)
+		return err_set(e, ERR_NOMEM, "no memory");
+	memcpy(vm->assignment, assignment, n);
+	vm->assignment_len = n;
+	return 0;
+}
+
+static int check_sizes(const struct assignment *a, struct err *e)
+{
+	if (a->memory_mib < GUEST_MIB_MIN)
+		return err_set(e, ERR_INVALID, "a guest of %u MiB is too small: %d MiB are the least", a->memory_mib, GUEST_MIB_MIN);
+	if (a->vcpus < 1)
+		return err_set(e, ERR_INVALID, "a guest needs a vcpu");
+	return 0;
+}
+
+/* Reserves slot and memory and writes the journal. NULL: refused, e says why. */
+static struct vm *admit(struct keeper *k, const struct assignment *a, struct err *e)
+{
+	struct journal j;
+	struct vm *vm;
+	int slot;
+
+	if (admission_take(&k->admission, a->memory_mib, a->vcpus, e))
+		return NULL;
+	slot = slots_take(k->slots);
+	if (slot < 0)
+		err_set(e, ERR_CONFLICT, "no free slot");
+	else if (!fill_journal(k, a, &j))
+		err_set(e, ERR_INTERNAL, "journal entry is too long");
+	else {
+		j.slot = (uint32_t)slot;
+		vm = vm_new(k, &j);
+		if (vm && journal_store(k->journal_dir, &j, e) == 0)
+			return vm;
+		if (vm)
+			vm_free(vm);
+		else
+			err_set(e, ERR_NOMEM, "no memory");
+	}
+	if (slot >= 0)
+		slots_give(k->slots, (uint32_t)slot);
+	admission_give_vm(&k->admission, a->memory_mib, a->vcpus);
+	admission_give_slot(&k->admission);
+	return NULL;
+}
+
+static void assign(struct keeper *k, const struct assignment *a, const uint8_t *bytes, size_t n, const uint8_t *sealed, size_t sealed_len,
+		   int64_t received_boot_ns)
+{
+	struct vm *vm = vm_find(k, a->token);
+	struct err e;
+
+	if (vm) {
+		link_side_vm(k, vm); /* given twice: it is here already */
+		return;
+	}
+	if (k->draining || k->stopping) {
+		link_side_refused(k, a->run_id, a->token, false, ERRCODE_NO_CAPACITY, k->stopping ? "this host is stopping" : "this host is draining");
+		return;
+	}
+	if (check_sizes(a, &e)) {
+		link_side_refused(k, a->run_id, a->token, true, ERRCODE_VM_START_FAILED, e.text);
+		return;
+	}
+	vm = admit(k, a, &e);
+	if (!vm) {
+		bool room = e.code == ERR_CONFLICT || e.code == ERR_LIMIT;
+
+		link_side_refused(k, a->run_id, a->token, !room, room ? ERRCODE_NO_CAPACITY : ERRCODE_VM_START_FAILED, e.text);
+		return;
+	}
+	vm->received_boot_ns = received_boot_ns;
+	vm->seen.waiting = true;
+	log_info("run=%s vm=%s admitted slot=%u memory_mib=%u vcpus=%u attempt=%u", a->run_id, vm->journal.vm, vm->journal.slot, a->memory_mib,
+		 a->vcpus, a->attempt);
+	if (make_spool(vm, a, received_boot_ns, &e) || keep_inputs(vm, bytes, n, sealed, sealed_len, &e)) {
+		link_side_vm(k, vm);
+		vm_fail_start(vm, e.text);
+		return;
+	}
+	link_side_vm(k, vm);
+	keeper_changed(k);
+	vm_run_waiting(k);
+}
+
+void vm_assign(struct keeper *k, const uint8_t *bytes, size_t n, const uint8_t *sealed, size_t sealed_len, int64_t received_boot_ns)
+{
+	struct assignment a;
+	struct err e;
+
+	if (assignment_decode(bytes, n, &a, &e)) {
+		/* Not even its token can be trusted: controld offers it again when nobody holds it. */
+		log_error("assignment cannot be read error=\"%s\"", e.text);
+		return;
+	}
+	assign(k, &a, bytes, n, sealed, sealed_len, received_boot_ns);
+	assignment_free(&a);
+}
+
+/* --- boot queue --------------------------------------------------------------------------------------------------------------- */
+
+static struct vm *first_waiting(const struct keeper *k)
+{
+	for (struct vm *vm = k->vms; vm; vm = vm->next)
+		if (vm->seen.waiting && !vm->want.end)
+			return vm;
+	return NULL;
+}
+
+void vm_run_waiting(struct keeper *k)
+{
+	struct vm *vm;
+	struct err e;
+
+	while (k->booting < k->max_booting && (vm = first_waiting(k)) != NULL) {
+		vm->seen.waiting = false;
+		vm->booting = true;
+		k->booting++;
+		if (vm_start(vm, &e))
+			vm_fail_start(vm, e.text);
+	}
+}
+
+void vm_boot_over(struct vm *vm)
+{
+	if (!vm->booting)
+		return;
+	vm->booting = false;
+	vm->keeper->booting--;
+	keeper_changed(vm->keeper); /* the next one starts from the loop, not from inside this VM's callback */
+}
+
+/* --- how it ends -------------------------------------------------------------------------------------------------------------- */
+
+void vm_end(struct vm *vm, enum errcode code, const char *text)
+{
+	if (vm->want.end) {
+		vm_step_all(vm);
+		return;
+	}
+	if (vm->replay[REPLAY_END].body) {
+		vm->seen.reported = true; /* the broker's own word stands */
+	} else if (vm->journal.state < JOURNAL_ASKED) {
+		vm->refused = true;
+		vm->refuse_failed = code != ERRCODE_NODE_RESTARTED;
+	}
+	vm->end_code = vm->refused && vm->refuse_failed ? ERRCODE_VM_START_FAILED : code;
+	if (!text_fmt(vm->end_text, sizeof(vm->end_text), "%.512s", text))
+		vm->end_text[0] = '\0';
+	log_warn("run=%s vm=%s ended by keeper code=%s reason=\"%s\"", vm->journal.run_id, vm->journal.vm, errcode_text(vm->end_code), vm->end_text);
+	vm->want.destroy = vm->want.end = true;
+	if (vm->destroy_boot_ns == 0)
+		vm->destroy_boot_ns = clock_boot_ns();
+	vm_step_all(vm);
+}
+
+void vm_fail_start(struct vm *vm, const char *text)
+{
+	vm_end(vm, vm->journal.state < JOURNAL_ASKED ? ERRCODE_VM_START_FAILED : ERRCODE_INTERNAL, text);
+}
+
+void vm_kill_silently(struct vm *vm)
+{
+	log_warn("run=%s vm=%s fenced: destroyed without a report", vm->journal.run_id, vm->journal.vm);
+	vm->silent = true;
+	vm->seen.reported = true;
+	vm->want.destroy = vm->want.end = vm->want.forget = true;
+	if (vm->destroy_boot_ns == 0)
+		vm->destroy_boot_ns = clock_boot_ns();
+	vm_step_all(vm);
+}
+
+void vm_done(struct vm *vm)
+{
+	vm->want.forget = true;
+	vm_step_all(vm);
+}
+
+/* --- steps -------------------------------------------------------------------------------------------------------------------- */
+
+static void kill_proc(struct vm *vm, enum slot_role role)
+{
+	struct vm_proc *p = &vm->proc[role];
+
+	if (vm->destroy_boot_ns == 0)
+		vm->destroy_boot_ns = clock_boot_ns();
+	p->state = PROC_KILLED;
+	cgroup_kill(p->cgroup);
+	child_kill(p->child); /* also when it has not entered its group */
+}
+
+static void retry_later(struct vm *vm)
+{
+	struct timeval tv;
+
+	vm->retry_ms = vm->retry_ms == 0 ? RETRY_FIRST_MS : vm->retry_ms * 2 < RETRY_MAX_MS ? vm->retry_ms * 2 : RETRY_MAX_MS;
+	if (vm->retry_ms == RETRY_MAX_MS)
+		log_error("run=%s vm=%s something of it does not go away; trying on every %d ms", vm->journal.run_id, vm->journal.vm, RETRY_MAX_MS);
+	tv = (struct timeval){ .tv_sec = vm->retry_ms / 1000, .tv_usec = vm->retry_ms % 1000 * 1000 };
+	event_add(vm->timer, &tv);
+}
+
+/* Group and directory of one process. False: something is still busy, a retry is set. */
+static bool clean_proc(struct vm *vm, enum slot_role role)
+{
+	struct vm_proc *p = &vm->proc[role];
+	char path[256];
+	struct err e;
+	int rc = 0;
+
+	cgroup_kill(p->cgroup);
+	if (!cgroup_populated(p->cgroup))
+		rc = cgroup_remove(p->cgroup, &e);
+	else
+		rc = 1;
+	if (rc < 0)
+		log_error("run=%s vm=%s error=\"%s\"", vm->journal.run_id, vm->journal.vm, e.text);
+	if (rc == 0 && text_fmt(path, sizeof(path), "%s/%s/%s", vm->keeper->vm_dir, vm->journal.vm, role_names[role]) && rmdir(path) != 0 &&
+	    errno != ENOENT) {
+		log_error("run=%s vm=%s cannot remove path=%s errno=%d", vm->journal.run_id, vm->journal.vm, path, errno);
+		rc = 1;
+	}
+	if (rc != 0) {
+		retry_later(vm);
+		return false;
+	}
+	vm->retry_ms = 0;
+	cgroup_free(p->cgroup);
+	p->cgroup = NULL;
+	p->state = PROC_NONE;
+	return true;
+}
+
+static bool clean_vmm(struct vm *vm)
+{
+	if (!clean_proc(vm, SLOT_VMM))
+		return false;
+	vm->gone_ms = (clock_boot_ns() - vm->destroy_boot_ns) / 1000000;
+	if (!vm->recovered)
+		admission_give_vm(&vm->keeper->admission, vm->journal.memory_mib, vm->journal.vcpus);
+	log_info("run=%s vm=%s gone gone_ms=%lld", vm->journal.run_id, vm->journal.vm, (long long)vm->gone_ms);
+	keeper_changed(vm->keeper);
+	return true;
+}
+
+static bool close_vm(struct vm *vm)
+{
+	struct keeper *k = vm->keeper;
+	char path[256];
+	struct err e;
+
+	if (text_fmt(path, sizeof(path), "%s/%s", k->vm_dir, vm->journal.vm) && rmdir(path) != 0 && errno != ENOENT) {
+		log_error("run=%s vm=%s cannot remove path=%s errno=%d", vm->journal.run_id, vm->journal.vm, path, errno);
+		retry_later(vm);
+		return false;
+	}
+	if (vm->gone_ms < 0) {
+		/* It never had a VMM. */
+		vm->gone_ms = 0;
+		if (!vm->recovered)
+			admission_give_vm(&k->admission, vm->journal.memory_mib, vm->journal.vcpus);
+	}
+	slots_give(k->slots, vm->journal.slot);
+	if (!vm->recovered)
+		admission_give_slot(&k->admission);
+	vm_boot_over(vm);
+	vm->seen.closed = true;
+	vm->journal.state = vm->journal.state == JOURNAL_ASKED ? JOURNAL_GONE : vm->journal.state;
+	if (!vm->want.forget && journal_store(k->journal_dir, &vm->journal, &e))
+		log_error("run=%s vm=%s error=\"%s\"", vm->journal.run_id, vm->journal.vm, e.text);
+	keeper_changed(k);
+	return true;
+}
+
+/* Journal and entry go. The spool stays for its time, unless nothing of the run may stay. */
+static void forget(struct vm *vm)
+{
+	struct keeper *k = vm->keeper;
+	struct err e;
+
+	if (vm->spool_path[0]) {
+		if (vm->refused || vm->silent || k->config->spool_keep_seconds == 0)
+			unlink(vm->spool_path);
+		else if (vm->spool_fd >= 0)
+			futimens(vm->spool_fd, NULL); /* its keep time counts from now */
+	}
+	if (journal_remove(k->journal_dir, vm->journal.vm, &e))
+		log_error("run=%s vm=%s error=\"%s\"", vm->journal.run_id, vm->journal.vm, e.text);
+	log_info("run=%s vm=%s forgotten", vm->journal.run_id, vm->journal.vm);
+	link_side_gone(k, vm->journal.token);
+	vm_free(vm);
+	keeper_maybe_stopped(k);
+}
+
+static void look(struct vm *vm)
+{
+	vm->seen.vmm = vm->proc[SLOT_VMM].state;
+	vm->seen.channel = vm->proc[SLOT_CHANNEL].state;
+	vm->seen.broker = vm->proc[SLOT_BROKER].state;
+}
+
+/* False: nothing more to do now. */
+static bool take_step(struct vm *vm, enum vm_step step)
+{
+	switch (step) {
+	case STEP_UNQUEUE: vm->seen.waiting = false; return true;
+	case STEP_KILL_VMM: kill_proc(vm, SLOT_VMM); return true;
+	case STEP_CLEAN_VMM: return clean_vmm(vm);
+	case STEP_TELL_BROKER:
+		vm->seen.told = true;
+		broker_side_gone(vm);
+		return true;
+	case STEP_KILL_CHANNEL: kill_proc(vm, SLOT_CHANNEL); return true;
+	case STEP_KILL_BROKER: kill_proc(vm, SLOT_BROKER); return true;
+	case STEP_CLEAN_CHANNEL: return clean_proc(vm, SLOT_CHANNEL);
+	case STEP_CLEAN_BROKER: return clean_proc(vm, SLOT_BROKER);
+	case STEP_CLOSE: return close_vm(vm);
+	case STEP_REPORT:
+		vm->seen.reported = true;
+		vm_report(vm);
+		return true;
+	case STEP_FORGET: forget(vm); return false;
+	case STEP_NONE: break;
+	}
+	return false;
+}
+
+void vm_step_all(struct vm *vm)
+{
+	enum vm_step step;
+
+	do {
+		look(vm);
+		step = vm_next(&vm->want, &vm->seen);
+		if (step != STEP_NONE)
+			log_debug("run=%s vm=%s step=%s", vm->journal.run_id, vm->journal.vm, vm_step_name(step));
+	} while (take_step(vm, step));
+}

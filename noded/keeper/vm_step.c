@@ -1,0 +1,43 @@
+/* The next step for a VM (vm_step.h). Pure. */
+#include "keeper/vm_step.h"
+
+enum vm_step vm_next(const struct vm_want *want, const struct vm_seen *seen)
+{
+	/* What ended by itself is cleaned up whether or not anybody asked. */
+	if (seen->vmm == PROC_LEFT)
+		return STEP_CLEAN_VMM;
+	if (!want->destroy && !want->end)
+		return STEP_NONE;
+	if (seen->waiting)
+		return STEP_UNQUEUE;
+	if (seen->vmm == PROC_ALIVE)
+		return STEP_KILL_VMM;
+	if (seen->vmm == PROC_KILLED)
+		return STEP_NONE;
+	/* The broker hears of it only when it is true. */
+	if (!want->end)
+		return seen->told || seen->broker != PROC_ALIVE ? STEP_NONE : STEP_TELL_BROKER;
+	if (seen->broker == PROC_ALIVE)
+		return STEP_KILL_BROKER;
+	if (seen->channel == PROC_ALIVE)
+		return STEP_KILL_CHANNEL;
+	if (seen->broker == PROC_LEFT)
+		return STEP_CLEAN_BROKER;
+	if (seen->channel == PROC_LEFT)
+		return STEP_CLEAN_CHANNEL;
+	if (seen->broker != PROC_NONE || seen->channel != PROC_NONE)
+		return STEP_NONE;
+	if (!seen->closed)
+		return STEP_CLOSE;
+	if (want->forget)
+		return STEP_FORGET;
+	return seen->reported ? STEP_NONE : STEP_REPORT;
+}
+
+const char *vm_step_name(enum vm_step s)
+{
+	static const char *const names[] = { "none", "unqueue", "kill-vmm", "clean-vmm", "tell-broker", "kill-channel", "kill-broker",
+					     "clean-channel", "clean-broker", "close", "report", "forget" };
+
+	return names[s];
+}

@@ -1,0 +1,207 @@
+/*
+ * The QEMU driver: machine type microvm, with KVM where the host has it, else emulated (TCG). Everything the VMM may talk to is an
+ * inherited descriptor; no listener, no path to write to, no network device.
+ *
+ * Called by keeper. probe may block for up to 5 s at start.
+ */
+#include "vmm/vmm.h"
+
+#include "common/clock.h"
+#include "common/text.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "proto/guest.h"
+
+#define PROBE_MS 5000
+/* Translated code is kept in here. QEMU's own default is an eighth of the host's memory, which no limit could be derived from. */
+#define TB_SIZE_MIB 128
+/* Beside guest memory, measured with 256 and 512 MiB guests: translated code up to TB_SIZE_MIB, QEMU itself 75 MiB, the kernel's
+ * 53 MB once more while it is loaded; file pages of the root are charged too, but given back under pressure. */
+#define OVERHEAD_TCG_MIB 320
+#define OVERHEAD_KVM_MIB 160
+
+/* --- probe -------------------------------------------------------------------------------------------------------------------- */
+
+/* Reads what the child prints until EOF or the deadline. */
+static size_t read_output(int fd, char *out, size_t size)
+{
+	int64_t deadline = clock_boot_ms() + PROBE_MS;
+	size_t len = 0;
+
+	while (len + 1 < size) {
+		struct pollfd p = { .fd = fd, .events = POLLIN };
+		int64_t left = deadline - clock_boot_ms();
+		ssize_t n;
+
+		if (left <= 0 || poll(&p, 1, (int)left) <= 0)
+			break;
+		n = read(fd, out + len, size - 1 - len);
+		if (n <= 0)
+			break;
+		len += (size_t)n;
+	}
+	out[len] = '\0';
+	return len;
+}
+
+static int run_version(const char *binary, char *out, size_t size, struct err *e)
+{
+	char *argv[] = { (char *)binary, (char *)"--version", NULL }, *envp[] = { NULL };
+	posix_spawn_file_actions_t actions;
+	int pipes[2], rc, status;
+	pid_t pid;
+
+	if (pipe2(pipes, O_CLOEXEC) != 0)
+		return err_set_errno(e, "pipe");
+	posix_spawn_file_actions_init(&actions);
+	posix_spawn_file_actions_adddup2(&actions, pipes[1], 1);
+	rc = posix_spawn(&pid, binary, &actions, NULL, argv, envp);
+	posix_spawn_file_actions_destroy(&actions);
+	close(pipes[1]);
+	if (rc != 0) {
+		close(pipes[0]);
+		errno = rc;
+		return err_set_errno(e, "run %s", binary);
+	}
+	read_output(pipes[0], out, size);
+	close(pipes[0]);
+	/* It printed what we need, closed its output or is over the deadline: in each case it has to go now. */
+	kill(pid, SIGKILL);
+	while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
+		continue;
+	return 0;
+}
+
+static int qemu_probe(struct vmm_host *host, struct err *e)
+{
+	static const char begins[] = "QEMU emulator version ";
+	char text[1024], *version;
+	size_t n;
+
+	if (access(host->binary, X_OK) != 0)
+		return err_set_errno(e, "%s (install qemu-system-x86, or set `qemu` to its path)", host->binary);
+	if (run_version(host->binary, text, sizeof(text), e))
+		return -1;
+	if (strncmp(text, begins, sizeof(begins) - 1) != 0)
+		return err_set(e, ERR_INVALID, "%s --version does not answer like QEMU within %d s", host->binary, PROBE_MS / 1000);
+	version = text + sizeof(begins) - 1;
+	n = strspn(version, "0123456789.");
+	if (n == 0 || !text_fmt(host->version, sizeof(host->version), "qemu %.*s", (int)n, version))
+		return err_set(e, ERR_INVALID, "%s --version names no version", host->binary);
+	if (strtoul(version, NULL, 10) < 7)
+		return err_set(e, ERR_INVALID, "%s is too old: QEMU 7 or newer is needed", host->version);
+	return 0;
+}
+
+/* --- describe ----------------------------------------------------------------------------------------------------------------- */
+
+/* One argument, formatted. */
+static bool arg(struct jail_job *job, const char *fmt, ...) EPH_PRINTF(2, 3);
+
+static bool arg(struct jail_job *job, const char *fmt, ...)
+{
+	char text[JAIL_ARG_MAX];
+	va_list ap;
+	int n;
+
+	va_start(ap, fmt);
+	n = vsnprintf(text, sizeof(text), fmt, ap);
+	va_end(ap);
+	return n > 0 && (size_t)n < sizeof(text) && jail_job_arg(job, text);
+}
+
+/* A flag and its value. */
+#define ARG2(job, flag, ...) (arg((job), "%s", (flag)) && arg((job), __VA_ARGS__))
+
+/*
+ * Kernel command line. panic=-1 with reboot=t and -no-reboot: a crash ends the VMM at once. The rest saves boot time or is the only
+ * setting that works on an emulated microvm; each was measured.
+ */
+static bool kernel_args(const struct vmm_host *host, struct jail_job *job)
+{
+	char tsc[48] = "";
+
+	if (!host->kvm && host->tsc_khz > 0 && !text_fmt(tsc, sizeof(tsc), " tsc_early_khz=%" PRIu64, host->tsc_khz))
+		return false;
+	return ARG2(job, "-append",
+		    "quiet console=ttyS0 panic=-1 reboot=t%s cryptomgr.notests random.trust_cpu=on %s nokaslr rcupdate.rcu_expedited=1 audit=0 "
+		    "apparmor=0 eph.bus=mmio eph.channel=virtio:%s",
+		    tsc, host->kvm ? "no_timer_check" : "mitigations=off", GUEST_PORT_NAME);
+}
+
+static bool machine_args(const struct vmm_host *host, const struct vmm_params *p, struct jail_job *job)
+{
+	return ARG2(job, "-M", "microvm,pit=off,pic=off,isa-serial=on") &&
+	       (host->kvm ? ARG2(job, "-accel", "kvm") : ARG2(job, "-accel", "tcg,thread=multi,tb-size=%d", TB_SIZE_MIB)) &&
+	       ARG2(job, "-cpu", "%s", host->kvm ? "host" : "Nehalem,+rdrand") && ARG2(job, "-smp", "%" PRIu32, p->vcpus) &&
+	       ARG2(job, "-m", "%" PRIu32 "M", p->memory_mib) && arg(job, "-nodefaults") && arg(job, "-no-user-config") &&
+	       ARG2(job, "-display", "none") && arg(job, "-no-reboot");
+}
+
+static bool device_args(const struct vmm_params *p, struct jail_job *job)
+{
+	return ARG2(job, "-chardev", "stdio,id=console,signal=off") && ARG2(job, "-serial", "chardev:console") &&
+	       ARG2(job, "-device", "virtio-serial-device") && ARG2(job, "-chardev", "socket,id=guest,fd=%d", p->guest_fd) &&
+	       ARG2(job, "-device", "virtserialport,chardev=guest,name=%s", GUEST_PORT_NAME) &&
+	       ARG2(job, "-chardev", "socket,id=qmp,fd=%d", p->qmp_fd) && ARG2(job, "-mon", "chardev=qmp,mode=control") &&
+	       ARG2(job, "-drive", "id=root,file=/proc/self/fd/%d,format=raw,if=none,readonly=on", p->rootfs_fd) &&
+	       ARG2(job, "-device", "virtio-blk-device,drive=root");
+}
+
+/* What the VMM must find in its tree: itself, its libraries and firmware. Directories that are links on this host stay links. */
+static bool tree(const struct vmm_host *host, struct jail_job *job)
+{
+	static const char *const dirs[] = { "/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/share/qemu", "/usr/share/seabios" };
+	static const char *const files[] = { "/dev/null", "/dev/zero", "/dev/urandom" };
+
+	for (size_t i = 0; i < sizeof(dirs) / sizeof(dirs[0]); i++)
+		if (!jail_job_bind(job, dirs[i], dirs[i], JAIL_BIND_OPTIONAL))
+			return false;
+	for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++)
+		if (!jail_job_bind(job, files[i], files[i], JAIL_BIND_DEVICE))
+			return false;
+	if (host->kvm && !jail_job_bind(job, "/dev/kvm", "/dev/kvm", JAIL_BIND_DEVICE))
+		return false;
+	return jail_job_bind(job, host->binary, host->binary, 0) && jail_job_link(job, "usr/lib", "/lib") &&
+	       jail_job_link(job, "usr/lib64", "/lib64") && jail_job_bind(job, "/etc/ld.so.cache", "/etc/ld.so.cache", JAIL_BIND_OPTIONAL);
+}
+
+static int qemu_describe(const struct vmm_host *host, const struct vmm_params *p, struct jail_job *job, struct err *e)
+{
+	bool ok = arg(job, "%s", host->binary) && machine_args(host, p, job) && ARG2(job, "-kernel", "/proc/self/fd/%d", p->kernel_fd) &&
+		  ARG2(job, "-initrd", "/proc/self/fd/%d", p->initramfs_fd) && kernel_args(host, job) && device_args(p, job) &&
+		  ARG2(job, "-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny");
+
+	if (!ok || (job->confined && !tree(host, job)))
+		return err_set(e, ERR_LIMIT, "the VMM's command line is too long");
+	job->group = host->kvm ? host->kvm_gid : 0;
+	return 0;
+}
+
+static uint32_t qemu_overhead_mib(const struct vmm_host *host)
+{
+	return host->kvm ? OVERHEAD_KVM_MIB : OVERHEAD_TCG_MIB;
+}
+
+/* vcpu threads, main loop, RCU, workers of the block layer. */
+static uint32_t qemu_pids(uint32_t vcpus)
+{
+	return vcpus + 80;
+}
+
+const struct vmm_driver vmm_qemu = {
+	.name = "qemu",
+	.probe = qemu_probe,
+	.describe = qemu_describe,
+	.overhead_mib = qemu_overhead_mib,
+	.pids = qemu_pids,
+};

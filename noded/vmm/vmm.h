@@ -1,0 +1,52 @@
+/*
+ * The seam between keeper and a virtual machine monitor: what a driver must say so that the jail can start its VMM. A driver never
+ * starts or stops anything itself: start is the jail's exec, stop is the kill of the cgroup, and control (QMP) is channel's.
+ *
+ * Keeper calls these at start (probe) and once a VM (describe). probe spawns the VMM's `--version` and waits up to 5 s; describe is
+ * pure.
+ */
+#ifndef NODED_VMM_VMM_H
+#define NODED_VMM_VMM_H
+
+#include "jail/job.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* What this host offers, found once at start. */
+struct vmm_host {
+	const char *binary;     /* absolute path of the VMM */
+	char version[65];       /* "qemu 7.2.22" */
+	bool kvm;               /* else emulation */
+	uint32_t kvm_gid;       /* group that may open /dev/kvm; 0 = none needed */
+	uint64_t tsc_khz;       /* of this host's TSC; 0 = not needed or unknown */
+};
+
+struct vmm_params {
+	uint32_t memory_mib;
+	uint32_t vcpus;
+	/* Descriptor numbers in the VMM. */
+	int guest_fd; /* byte stream to channel: the guest's serial port */
+	int qmp_fd;   /* byte stream to channel: the monitor */
+	/* The very files whose hashes were checked, open for reading; the VMM opens them again as /proc/self/fd/N. */
+	int kernel_fd, initramfs_fd, rootfs_fd;
+};
+
+struct vmm_driver {
+	const char *name;
+	/* Is the binary there and of a version that we know? Fills version. */
+	int (*probe)(struct vmm_host *host, struct err *e);
+	/* argv, and every file of the host that the VMM needs, into the job. */
+	int (*describe)(const struct vmm_host *host, const struct vmm_params *p, struct jail_job *job, struct err *e);
+	/* Memory beyond the guest's own that the VMM's cgroup may use. */
+	uint32_t (*overhead_mib)(const struct vmm_host *host);
+	/* Threads and helpers: pids limit of the cgroup for this many vcpus. */
+	uint32_t (*pids)(uint32_t vcpus);
+};
+
+extern const struct vmm_driver vmm_qemu;
+
+/* Host TSC frequency by 50 ms of rdtsc against CLOCK_MONOTONIC_RAW; blocks that long; 0 where there is no TSC. */
+uint64_t vmm_measure_tsc_khz(void);
+
+#endif
