@@ -96,8 +96,16 @@ static void test_pointers(void **state)
 	static const struct {
 		const char *key, *shown;
 	} keys[] = {
-		{ "plain", "#/plain" }, { "", "#/" }, { "a/b", "#/a~1b" }, { "a~b", "#/a~0b" }, { "a b", "#/a%20b" }, { "\xc3\xa4", "#/%C3%A4" },
-		{ "\"", "#/%22" }, { "a\nb", "#/a%0Ab" }, { "#", "#/%23" }, { "%", "#/%25" },
+		{ "plain", "#/plain" },
+		{ "", "#/" },
+		{ "a/b", "#/a~1b" },
+		{ "a~b", "#/a~0b" },
+		{ "a b", "#/a%20b" },
+		{ "\xc3\xa4", "#/%C3%A4" },
+		{ "\"", "#/%22" },
+		{ "a\nb", "#/a%0Ab" },
+		{ "#", "#/%23" },
+		{ "%", "#/%25" },
 	};
 	size_t i;
 
@@ -141,9 +149,16 @@ static void test_translation(void **state)
 		enum err_code code;
 		enum problem p;
 	} codes[] = {
-		{ ERR_INVALID, PROBLEM_INVALID_REQUEST }, { ERR_LIMIT, PROBLEM_INVALID_REQUEST }, { ERR_NOT_FOUND, PROBLEM_NOT_FOUND },
-		{ ERR_CONFLICT, PROBLEM_CONFLICT }, { ERR_UNAVAILABLE, PROBLEM_UNAVAILABLE }, { ERR_TIMEOUT, PROBLEM_UNAVAILABLE },
-		{ ERR_NOMEM, PROBLEM_INTERNAL }, { ERR_IO, PROBLEM_INTERNAL }, { ERR_INTERNAL, PROBLEM_INTERNAL }, { ERR_PROTOCOL, PROBLEM_INTERNAL },
+		{ ERR_INVALID, PROBLEM_INVALID_REQUEST },
+		{ ERR_LIMIT, PROBLEM_INVALID_REQUEST },
+		{ ERR_NOT_FOUND, PROBLEM_NOT_FOUND },
+		{ ERR_CONFLICT, PROBLEM_CONFLICT },
+		{ ERR_UNAVAILABLE, PROBLEM_UNAVAILABLE },
+		{ ERR_TIMEOUT, PROBLEM_UNAVAILABLE },
+		{ ERR_NOMEM, PROBLEM_INTERNAL },
+		{ ERR_IO, PROBLEM_INTERNAL },
+		{ ERR_INTERNAL, PROBLEM_INTERNAL },
+		{ ERR_PROTOCOL, PROBLEM_INTERNAL },
 	};
 	size_t i;
 
@@ -163,8 +178,12 @@ static void test_translation(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_table), cmocka_unit_test(test_errors), cmocka_unit_test(test_which), cmocka_unit_test(test_pointers),
-		cmocka_unit_test(test_long), cmocka_unit_test(test_translation),
+		cmocka_unit_test(test_table),
+		cmocka_unit_test(test_errors),
+		cmocka_unit_test(test_which),
+		cmocka_unit_test(test_pointers),
+		cmocka_unit_test(test_long),
+		cmocka_unit_test(test_translation),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -61,15 +61,16 @@ static int64_t parts(const struct json *doc)
 	const struct json *c = json_get(doc, "cost");
 
 	return json_get_int(c, "run_fee_micros", -1) + json_get_int(c, "compute_micros", -1) + json_get_int(c, "model_micros", -1) +
-		json_get_int(c, "web_micros", -1);
+	       json_get_int(c, "web_micros", -1);
 }
 
 static void test_fields(void **state)
 {
-	static const char *const all[] = { "id", "status", "output", "error", "cost_micros", "cost_final", "cost_note", "billing_pending", "cost",
-		"usage", "reserved_micros", "released_micros", "created_at", "started_at", "ended_at", "expires_at", "request", "isolation", "node",
-		"url", "waiting_for", "cancel_requested_at", "model", "workflow", "web", "shell", "timeout_seconds", "max_cost_micros", "size",
-		"metadata", "files", "prompt", "max_model_calls", "zero_data_retention" };
+	static const char *const all[] = { "id", "status", "output", "error", "cost_micros", "cost_final", "cost_note",
+		"billing_pending", "cost", "usage", "reserved_micros", "released_micros", "created_at", "started_at", "ended_at",
+		"expires_at", "request", "isolation", "node", "url", "waiting_for", "cancel_requested_at", "model", "workflow",
+		"web", "shell", "timeout_seconds", "max_cost_micros", "size", "metadata", "files", "prompt", "max_model_calls",
+		"zero_data_retention" };
 	struct store_run run = sample();
 	struct json *doc = rendered(&run, false, false);
 	size_t i;
@@ -189,7 +190,11 @@ static void test_output(void **state)
 	} outputs[] = {
 		{ "", 0, "" },
 		{ "plain \xe2\x82\xac", 9, "plain \xe2\x82\xac" },
-		{ "a\xff" "b", 3, "a\xef\xbf\xbd" "b" },
+		{ "a\xff"
+		  "b",
+				3,
+				"a\xef\xbf\xbd"
+				"b" },
 		{ "\xe2\x82", 2, "\xef\xbf\xbd\xef\xbf\xbd" },
 		{ "x\0y", 3, "x\xef\xbf\xbdy" },
 		{ "\xed\xa0\x80!", 4, "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd!" },
@@ -221,7 +226,9 @@ static void test_usage(void **state)
 	struct json *doc;
 
 	(void)state;
-	run.usage = (struct usage){ .model_calls = 3, .input_tokens = 5000, .cached_input_tokens = 4000, .output_tokens = 214, .compute_ms = 16000 };
+	run.usage = (struct usage){
+		.model_calls = 3, .input_tokens = 5000, .cached_input_tokens = 4000, .output_tokens = 214, .compute_ms = 16000
+	};
 	doc = rendered(&run, false, false);
 	assert_int_equal(json_get_int(json_get(doc, "usage"), "total_tokens", -1), 5214);
 	assert_int_equal(json_get_int(json_get(doc, "usage"), "cached_input_tokens", -1), 4000);
@@ -231,8 +238,12 @@ static void test_usage(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_fields), cmocka_unit_test(test_cost), cmocka_unit_test(test_list), cmocka_unit_test(test_error_and_node),
-		cmocka_unit_test(test_output), cmocka_unit_test(test_usage),
+		cmocka_unit_test(test_fields),
+		cmocka_unit_test(test_cost),
+		cmocka_unit_test(test_list),
+		cmocka_unit_test(test_error_and_node),
+		cmocka_unit_test(test_output),
+		cmocka_unit_test(test_usage),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

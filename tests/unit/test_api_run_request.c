@@ -13,7 +13,9 @@
 
 #include <cmocka.h>
 
-static const struct run_limits limits = { .default_timeout_seconds = 300, .max_timeout_seconds = 3600, .max_cost_micros = 10000000 };
+static const struct run_limits limits = {
+	.default_timeout_seconds = 300, .max_timeout_seconds = 3600, .max_cost_micros = 10000000
+};
 
 static int parse(const char *body, size_t n, const char *header, struct run_request **rq, struct field_errors *fe)
 {
@@ -84,7 +86,8 @@ static const struct fault faults[] = {
 	{ "{\"prompt\":\"a\",\"files\":[7]}", "#/files/0", "an object" },
 	{ "{\"prompt\":\"a\",\"files\":[{\"content\":\"x\"}]}", "#/files/0/path", "missing" },
 	{ "{\"prompt\":\"a\",\"files\":[{\"path\":\"a\"}]}", "#/files/0", "exactly one of" },
-	{ "{\"prompt\":\"a\",\"files\":[{\"path\":\"a\",\"content\":\"x\",\"content_base64\":\"eA==\"}]}", "#/files/0", "exactly one of" },
+	{ "{\"prompt\":\"a\",\"files\":[{\"path\":\"a\",\"content\":\"x\",\"content_base64\":\"eA==\"}]}", "#/files/0",
+			"exactly one of" },
 	{ "{\"prompt\":\"a\",\"files\":[{\"path\":\"/etc/passwd\",\"content\":\"x\"}]}", "#/files/0/path", "relative path" },
 	{ "{\"prompt\":\"a\",\"files\":[{\"path\":\"a/../b\",\"content\":\"x\"}]}", "#/files/0/path", "relative path" },
 	{ "{\"prompt\":\"a\",\"files\":[{\"path\":\"a//b\",\"content\":\"x\"}]}", "#/files/0/path", "relative path" },
@@ -95,9 +98,12 @@ static const struct fault faults[] = {
 	{ "{\"prompt\":\"a\",\"files\":[{\"path\":\"a\",\"content_base64\":\"e\"}]}", "#/files/0/content_base64", "not base64" },
 	{ "{\"prompt\":\"a\",\"files\":[{\"path\":\"a\",\"content_base64\":\"eA\"}]}", "#/files/0/content_base64", "not base64" },
 	{ "{\"prompt\":\"a\",\"files\":[{\"path\":\"a\",\"content\":\"x\",\"mode\":7}]}", "#/files/0/mode", "not a member" },
-	{ "{\"prompt\":\"a\",\"files\":[{\"path\":\"a\",\"content\":\"x\"},{\"path\":\"a\",\"content\":\"y\"}]}", "#/files/1/path", "twice" },
-	{ "{\"prompt\":\"a\",\"files\":[{\"path\":\"a\",\"content\":\"x\"},{\"path\":\"a/b\",\"content\":\"y\"}]}", "#/files/1/path", "directory" },
-	{ "{\"prompt\":\"a\",\"files\":[{\"path\":\"a/b\",\"content\":\"x\"},{\"path\":\"a\",\"content\":\"y\"}]}", "#/files/1/path", "directory" },
+	{ "{\"prompt\":\"a\",\"files\":[{\"path\":\"a\",\"content\":\"x\"},{\"path\":\"a\",\"content\":\"y\"}]}", "#/files/1/path",
+			"twice" },
+	{ "{\"prompt\":\"a\",\"files\":[{\"path\":\"a\",\"content\":\"x\"},{\"path\":\"a/b\",\"content\":\"y\"}]}",
+			"#/files/1/path", "directory" },
+	{ "{\"prompt\":\"a\",\"files\":[{\"path\":\"a/b\",\"content\":\"x\"},{\"path\":\"a\",\"content\":\"y\"}]}",
+			"#/files/1/path", "directory" },
 };
 
 static void test_one_fault(void **state)
@@ -159,10 +165,11 @@ static void test_not_available(void **state)
 
 static void test_all_at_once(void **state)
 {
-	static const char body[] = "{\"prompt\":7,\"shell\":\"x\",\"timeout_seconds\":0,\"web\":true,\"nonsense\":1,\"files\":[{\"path\":\"..\"},{}],"
+	static const char body[] = "{\"prompt\":7,\"shell\":\"x\",\"timeout_seconds\":0,\"web\":true,\"nonsense\":1,\"files\":[{"
+				   "\"path\":\"..\"},{}],"
 				   "\"metadata\":{\"a\":1,\"b\":2}}";
-	static const char *const at[] = { "#/prompt", "#/shell", "#/timeout_seconds", "#/web", "#/nonsense", "#/files/0/path", "#/files/0",
-		"#/files/1/path", "#/files/1", "#/metadata/a", "#/metadata/b" };
+	static const char *const at[] = { "#/prompt", "#/shell", "#/timeout_seconds", "#/web", "#/nonsense", "#/files/0/path",
+		"#/files/0", "#/files/1/path", "#/files/1", "#/metadata/a", "#/metadata/b" };
 	struct run_request *rq;
 	struct field_errors fe;
 	size_t i;
@@ -181,7 +188,8 @@ static void test_all_at_once(void **state)
 static void test_defaults(void **state)
 {
 	/* What means the default may be said. */
-	static const char body[] = "{\"prompt\":\"a\",\"web\":false,\"connections\":{},\"zero_data_retention\":false,\"input\":{},\"outputs\":[],"
+	static const char body[] = "{\"prompt\":\"a\",\"web\":false,\"connections\":{},\"zero_data_retention\":false,\"input\":{},"
+				   "\"outputs\":[],"
 				   "\"workflow\":null,\"callback_url\":null,\"output_schema\":null,\"files\":[],\"metadata\":{}}";
 	struct run_request *rq;
 	struct field_errors fe;
@@ -201,10 +209,12 @@ static void test_defaults(void **state)
 
 static void test_values(void **state)
 {
-	static const char body[] = "{\"prompt\":\"gr\xc3\xbc\xc3\x9f\",\"shell\":true,\"model\":\"scripted/auto\",\"timeout_seconds\":120,"
-				   "\"max_cost_micros\":40000,\"size\":\"large\",\"max_model_calls\":3,\"metadata\":{\"team\":\"x\"},"
-				   "\"files\":[{\"path\":\"d/a.txt\",\"content\":\"hi\"},{\"path\":\"b\",\"content_base64\":\"AAE=\"},"
-				   "{\"path\":\"empty\",\"content\":\"\"},{\"path\":\"empty2\",\"content_base64\":\"\"}],\"idempotency_key\":\"k1\"}";
+	static const char body[] =
+			"{\"prompt\":\"gr\xc3\xbc\xc3\x9f\",\"shell\":true,\"model\":\"scripted/auto\",\"timeout_seconds\":120,"
+			"\"max_cost_micros\":40000,\"size\":\"large\",\"max_model_calls\":3,\"metadata\":{\"team\":\"x\"},"
+			"\"files\":[{\"path\":\"d/a.txt\",\"content\":\"hi\"},{\"path\":\"b\",\"content_base64\":\"AAE=\"},"
+			"{\"path\":\"empty\",\"content\":\"\"},{\"path\":\"empty2\",\"content_base64\":\"\"}],\"idempotency_key\":"
+			"\"k1\"}";
 	struct run_request *rq;
 	struct field_errors fe;
 	char hex[65];
@@ -389,7 +399,8 @@ static void test_spelling(void **state)
 	buf_free(&b);
 	/* The echo names files by size and hash. */
 	spelled("{\"prompt\":\"p\",\"files\":[{\"path\":\"a\",\"content\":\"hi\"}]}", NULL, run_request_echo, &a);
-	assert_string_equal(buf_cstr(&a), "{\"files\":[{\"path\":\"a\",\"sha256\":\"8f434346648f6b96df89dda901c5176b10a6d83961dd3c1ac88b59b2dc327aa4\","
+	assert_string_equal(buf_cstr(&a), "{\"files\":[{\"path\":\"a\",\"sha256\":"
+					  "\"8f434346648f6b96df89dda901c5176b10a6d83961dd3c1ac88b59b2dc327aa4\","
 					  "\"size\":2}],\"prompt\":\"p\"}");
 	buf_free(&a);
 }
@@ -397,9 +408,15 @@ static void test_spelling(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_one_fault), cmocka_unit_test(test_not_available), cmocka_unit_test(test_all_at_once),
-		cmocka_unit_test(test_defaults), cmocka_unit_test(test_values), cmocka_unit_test(test_sizes), cmocka_unit_test(test_characters),
-		cmocka_unit_test(test_keys), cmocka_unit_test(test_spelling),
+		cmocka_unit_test(test_one_fault),
+		cmocka_unit_test(test_not_available),
+		cmocka_unit_test(test_all_at_once),
+		cmocka_unit_test(test_defaults),
+		cmocka_unit_test(test_values),
+		cmocka_unit_test(test_sizes),
+		cmocka_unit_test(test_characters),
+		cmocka_unit_test(test_keys),
+		cmocka_unit_test(test_spelling),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

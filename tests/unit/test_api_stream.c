@@ -20,18 +20,28 @@ static void test_next(void **state)
 		{ "fresh, behind", { .head = 5, .now_ms = 100, .last_write_ms = 100 }, STREAM_READ },
 		{ "up to date", { .cursor = 5, .head = 5, .now_ms = 100, .last_write_ms = 100 }, STREAM_WAIT },
 		{ "up to date, hint", { .cursor = 5, .head = 5, .hint = true, .now_ms = 100, .last_write_ms = 100 }, STREAM_READ },
-		{ "hint while reading", { .cursor = 5, .head = 5, .hint = true, .reading = true, .now_ms = 100, .last_write_ms = 100 }, STREAM_WAIT },
+		{ "hint while reading",
+				{ .cursor = 5, .head = 5, .hint = true, .reading = true, .now_ms = 100, .last_write_ms = 100 },
+				STREAM_WAIT },
 		{ "settled, all sent", { .cursor = 9, .head = 9, .complete = true }, STREAM_END },
-		{ "settled, all sent, client is slow", { .cursor = 9, .head = 9, .complete = true, .queued = 1000000 }, STREAM_END },
+		{ "settled, all sent, client is slow", { .cursor = 9, .head = 9, .complete = true, .queued = 1000000 },
+				STREAM_END },
 		{ "settled, not all sent", { .cursor = 8, .head = 9, .complete = true }, STREAM_READ },
 		{ "settled, resumed beyond", { .cursor = 20, .head = 9, .complete = true }, STREAM_END },
 		{ "resumed beyond, not settled", { .cursor = 20, .head = 9, .now_ms = 100, .last_write_ms = 100 }, STREAM_WAIT },
 		{ "quiet for long", { .cursor = 5, .head = 5, .now_ms = 20000, .last_write_ms = 5000 }, STREAM_HEARTBEAT },
 		{ "quiet, not long", { .cursor = 5, .head = 5, .now_ms = 19999, .last_write_ms = 5000 }, STREAM_WAIT },
-		{ "full", { .head = 5, .queued = STREAM_LOW_BYTES + 1, .now_ms = 1000, .backlog_since_ms = 1000 }, STREAM_BACK_OFF },
-		{ "full for long", { .head = 5, .queued = STREAM_LOW_BYTES + 1, .now_ms = 11000, .backlog_since_ms = 1000 }, STREAM_CUT },
-		{ "full and quiet", { .cursor = 5, .head = 5, .queued = STREAM_LOW_BYTES + 1, .now_ms = 9000, .backlog_since_ms = 1000 },
-			STREAM_BACK_OFF },
+		{ "full", { .head = 5, .queued = STREAM_LOW_BYTES + 1, .now_ms = 1000, .backlog_since_ms = 1000 },
+				STREAM_BACK_OFF },
+		{ "full for long", { .head = 5, .queued = STREAM_LOW_BYTES + 1, .now_ms = 11000, .backlog_since_ms = 1000 },
+				STREAM_CUT },
+		{ "full and quiet",
+				{ .cursor = 5,
+						.head = 5,
+						.queued = STREAM_LOW_BYTES + 1,
+						.now_ms = 9000,
+						.backlog_since_ms = 1000 },
+				STREAM_BACK_OFF },
 		{ "at the mark", { .head = 5, .queued = STREAM_LOW_BYTES, .now_ms = 1000 }, STREAM_READ },
 	};
 	size_t i;
@@ -73,7 +83,8 @@ static void test_seq(void **state)
 
 static void test_type(void **state)
 {
-	static const char good[] = "{\"run_id\":\"run_1\",\"seq\":1,\"at\":\"x\",\"t\":0.000,\"source\":\"guest\",\"type\":\"shell.output\",\"data\":"
+	static const char good[] = "{\"run_id\":\"run_1\",\"seq\":1,\"at\":\"x\",\"t\":0.000,\"source\":\"guest\",\"type\":\"shell."
+				   "output\",\"data\":"
 				   "{\"text\":\",\\\"type\\\":\\\"run.settled\\\"\"}}";
 	char type[64];
 
