@@ -13,7 +13,7 @@ build_programs() {
 }
 
 image_and_build() {
-	local image_log=$VAR/log/image.log build_log=$VAR/log/build.log image_pid build_pid image_ok=0 build_ok=0
+	local image_log=$VAR/log/image.log build_log=$VAR/log/build.log image_pid build_pid
 	step build "starting"
 	: >"$image_log"
 	: >"$build_log"
@@ -22,24 +22,34 @@ image_and_build() {
 	build_programs >"$build_log" 2>&1 </dev/null &
 	build_pid=$!
 	while kill -0 "$build_pid" 2>/dev/null || kill -0 "$image_pid" 2>/dev/null; do
+		check_builds
 		moving "$(build_state "$build_pid" "$build_log" "$image_pid" "$image_log")"
 		sleep 0.1
 	done
-	wait "$build_pid" || build_ok=$?
-	wait "$image_pid" || image_ok=$?
-	if [ "$build_ok" -ne 0 ]; then
+	check_builds
+	image_pack
+	done_step "programs in build/release/bin, guest image ready"
+}
+
+# Ends everything as soon as one of the two has failed; the other one is not worth waiting for.
+check_builds() {
+	if ! kill -0 "$build_pid" 2>/dev/null && ! wait "$build_pid"; then
+		kill "$image_pid" 2>/dev/null || true
+		wait "$image_pid" || true
 		grep -E -m 5 'error|Error' "$build_log" >&2 || true
 		fail "the programs could not be built" "the whole log is $build_log; a changed compiler is cured by removing build/release" "$build_log"
 	fi
-	if [ "$image_ok" -ne 0 ]; then fail "the guest image could not be made" "the lines above say what to do; the whole log is $image_log" "$image_log"; fi
-	image_pack
-	done_step "programs in build/release/bin, guest image ready"
+	if ! kill -0 "$image_pid" 2>/dev/null && ! wait "$image_pid"; then
+		kill "$build_pid" 2>/dev/null || true
+		wait "$build_pid" || true
+		fail "the guest image could not be made" "the lines above say what to do; the whole log is $image_log" "$image_log"
+	fi
 }
 
 build_state() {
 	local text=
 	if kill -0 "$1" 2>/dev/null; then text="programs $(last_line "$2" | grep -o '^\[[0-9]*/[0-9]*\]' || true)"; fi
-	if kill -0 "$3" 2>/dev/null; then text="$text${text:+ · }image $(last_line "$4" | sed 's/^image: *//')"; fi
+	if kill -0 "$3" 2>/dev/null; then text="$text${text:+ · }image $(last_line "$4" | sed 's/^\[[^]]*\] *//; s/^image: *//')"; fi
 	echo "$text"
 }
 
