@@ -1,9 +1,9 @@
 /* What a key can see of its organization: me, models, keys, members. Runs on the loop, does not block. */
 #include "api_internal.h"
 
+#include "account.h"
 #include "common/price.h"
 #include "common/text.h"
-#include "account.h"
 #include "proto/event.h"
 #include "secrets.h"
 
@@ -12,7 +12,7 @@
 #define LIST_DEFAULT 20
 #define KEY_NAME_MAX 128
 
-/* --- me ----------------------------------------------------------------------------------------------------------------------------- */
+/* --- me ----------------------------------------------------------------------------------------------------------------- */
 
 static void put_rates(struct jw *w, const struct price *p)
 {
@@ -111,7 +111,7 @@ void me_get(struct api_req *r)
 	api_asked(store_me(r->api->opt.store, r->who.org_id, on_me, api_hold(r), &e), r, &e);
 }
 
-/* --- models ------------------------------------------------------------------------------------------------------------------------- */
+/* --- models ------------------------------------------------------------------------------------------------------------- */
 
 static void put_model(struct jw *w, const struct store_model *m, const char *org_default)
 {
@@ -154,7 +154,7 @@ void models_list(struct api_req *r)
 	api_asked(store_model_list(r->api->opt.store, on_models, api_hold(r), &e), r, &e);
 }
 
-/* --- keys: for an admin of the organization, and for the operator -------------------------------------------------------------------- */
+/* --- keys: for an admin of the organization, and for the operator ------------------------------------------------------- */
 
 static void key_put(struct jw *w, const struct store_key *k)
 {
@@ -323,7 +323,7 @@ void keys_revoke(struct api_req *r)
 	key_revoke_answer(r, r->who.org_id, api_param(r, 0), true);
 }
 
-/* --- members ------------------------------------------------------------------------------------------------------------------------- */
+/* --- members ------------------------------------------------------------------------------------------------------------ */
 
 static void on_members(void *arg, const struct store_members *m, const struct err *e)
 {

@@ -19,7 +19,7 @@
 #define DEADLINE_DEFAULT_S 30
 #define IDLE_DEFAULT_S 75
 
-/* --- before the handler ----------------------------------------------------------------------------------------------------------- */
+/* --- before the handler ------------------------------------------------------------------------------------------------- */
 
 static bool is_json_type(const char *content_type)
 {
@@ -49,12 +49,14 @@ static bool body_is_fine(struct api_req *r)
 	if (n == 0 && (r->route->content == CONTENT_JSON_OR_EMPTY || !type))
 		return true; /* a body that must be there is missed by its reader, which can say what belongs into it */
 	if (!type || !is_json_type(type)) {
-		api_problem(r, PROBLEM_UNSUPPORTED_MEDIA_TYPE, "The body is %s%.100s; send JSON with `Content-Type: application/json`.",
-			type ? "of type " : "without a Content-Type", type ? type : "");
+		api_problem(r, PROBLEM_UNSUPPORTED_MEDIA_TYPE,
+				"The body is %s%.100s; send JSON with `Content-Type: application/json`.",
+				type ? "of type " : "without a Content-Type", type ? type : "");
 		return false;
 	}
 	if (coding && strcasecmp(coding, "identity") != 0) {
-		api_problem(r, PROBLEM_UNSUPPORTED_MEDIA_TYPE, "The body has Content-Encoding %.60s; send it uncompressed.", coding);
+		api_problem(r, PROBLEM_UNSUPPORTED_MEDIA_TYPE, "The body has Content-Encoding %.60s; send it uncompressed.",
+				coding);
 		return false;
 	}
 	return true;
@@ -73,7 +75,8 @@ static bool query_is_fine(struct api_req *r)
 		http_query_at(r->http, i, &name, &value);
 		http_query(r->http, name, &count);
 		if (!route_knows_query(r->route, name))
-			query_bad(&fe, name, "is not known here; %s%s", *r->route->query ? "there are: " : "this call takes none", r->route->query);
+			query_bad(&fe, name, "is not known here; %s%s", *r->route->query ? "there are: " : "this call takes none",
+					r->route->query);
 		else if (count > 1)
 			query_bad(&fe, name, "stands there %d times; send it once", count);
 		else if (!text_utf8_clean(value, strlen(value)))
@@ -91,7 +94,9 @@ static void no_route(struct api_req *r, const struct route_match *m)
 	const char *list;
 
 	if (!m->allowed) {
-		api_problem(r, PROBLEM_NOT_FOUND, m->other_listener ? "This path is on the other listener of this service." : "There is no such path here.");
+		api_problem(r, PROBLEM_NOT_FOUND,
+				m->other_listener ? "This path is on the other listener of this service."
+						  : "There is no such path here.");
 		return;
 	}
 	list = route_allow(m->allowed, &allow) ? buf_cstr(&allow) : NULL;
@@ -100,7 +105,8 @@ static void no_route(struct api_req *r, const struct route_match *m)
 	if (http_method(r->http) == HTTP_OPTIONS)
 		api_reply_empty(r, 204);
 	else
-		api_problem(r, PROBLEM_METHOD_NOT_ALLOWED, "%s is not allowed here; there are: %s.", http_method_name(r->http), list ? list : "-");
+		api_problem(r, PROBLEM_METHOD_NOT_ALLOWED, "%s is not allowed here; there are: %s.", http_method_name(r->http),
+				list ? list : "-");
 	buf_free(&allow);
 }
 
@@ -151,8 +157,6 @@ static void refuse(void *arg, struct http_req *http, int status, const char *det
 
 	id_make("req", id);
 	api_common_headers(a, http, id);
-	if (status == 503)
-		http_reply_header(http, "Retry-After", "1");
 	if (!problem_render(&out, a->public_url, problem_of_status(status), detail, id, NULL))
 		buf_reset(&out);
 	/* httpd's status stands: it may be finer than the problem's (408 is an invalid-request). */
@@ -160,10 +164,10 @@ static void refuse(void *arg, struct http_req *http, int status, const char *det
 	buf_free(&out);
 }
 
-/* --- start and end ------------------------------------------------------------------------------------------------------------------ */
+/* --- start and end ------------------------------------------------------------------------------------------------------ */
 
-static int open_listener(struct api *a, const char *listen, void (*handler)(void *, struct http_req *), struct httpd **out, char address[300],
-	struct err *e)
+static int open_listener(struct api *a, const char *listen, void (*handler)(void *, struct http_req *), struct httpd **out,
+		char address[300], struct err *e)
 {
 	const struct api_options *o = &a->opt;
 	int64_t budget = o->http_body_budget_mib ? o->http_body_budget_mib : BODY_BUDGET_DEFAULT_MIB;
@@ -310,17 +314,11 @@ void api_free(struct api *a)
 	a->draining = true;
 	event_streams_end(a);
 	run_waits_end(a);
-	/* httpd closes its connections, but the order in which it tells us is its own affair: nobody is answered from here on. */
-	while (a->requests) {
-		struct api_req *r = a->requests;
-
-		http_on_close(r->http, NULL, NULL);
-		api_req_gone(r);
-	}
 	if (a->member)
 		httpd_free(a->member);
 	if (a->operator_)
-		httpd_free(a->operator_);
+		httpd_free(a->operator_); /* both told each open request that its client is gone */
+	check_warn(a->requests == NULL);
 	auth_cache_free(a->auth);
 	free(a);
 }

@@ -39,24 +39,25 @@ struct api_options {
 	/* Config values of the same names; strings must live as long as the api. */
 	const char *listen;
 	const char *operator_listen;
-	const char *public_url;        /* without a slash at the end; NULL or "" = http://<listen as bound> */
-	const char *link_addresses;    /* "tls+tcp://host:port,..." as bound: what a join token carries */
-	const char *ca_pem;            /* the CA that nodes pin */
-	const uint8_t *root_key;       /* 32 bytes: public key that certifies nodes, shown with receipts; NULL = none */
+	const char *public_url;     /* without a slash at the end; NULL or "" = http://<listen as bound> */
+	const char *link_addresses; /* "tls+tcp://host:port,..." as bound: what a join token carries */
+	const char *ca_pem;         /* the CA that nodes pin */
+	const uint8_t *root_key;    /* 32 bytes: public key that certifies nodes, shown with receipts; NULL = none */
 	int64_t default_timeout_seconds, max_timeout_seconds;
 	int64_t default_cost_micros, max_cost_micros;
 	int64_t max_queued_per_org, max_running_per_org;
 	int64_t queue_timeout_seconds;
 	struct api_size_spec sizes[API_SIZE_COUNT];
-	bool hide_node;                /* a run does not name its node */
-	int64_t http_connections, http_body_budget_mib, http_deadline_seconds, http_idle_seconds; /* of each listener; 0 = built in */
-	int64_t stream_clients;        /* event streams and waits of this process; 0 = built in */
+	bool hide_node; /* a run does not name its node */
+	int64_t http_connections, http_body_budget_mib, http_deadline_seconds,
+			http_idle_seconds; /* of each listener; 0 = built in */
+	int64_t stream_clients;            /* event streams and waits of this process; 0 = built in */
 
 	/* May be NULL. */
 	void (*wake)(void *arg, enum api_wake what, const char *id);
 	/* Adds one line for each thing that the rest of controld is not ready for (link listener down, ...). May be NULL. */
 	void (*not_ready)(void *arg, struct buf *reasons);
-	void *arg;                     /* of both */
+	void *arg; /* of both */
 };
 
 /* Binds both listeners and answers from then on. On failure nothing is bound. */

@@ -22,9 +22,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define API_REPLY_MAX (24 * 1024 * 1024) /* one JSON answer: 1 MiB of output may grow sixfold in escapes, a page of events 4 MiB */
+#define API_REPLY_MAX                                                                                                              \
+	(24 * 1024 * 1024) /* one JSON answer: 1 MiB of output may grow sixfold in escapes, a page of events 4 MiB                 \
+			    */
 #define API_PUBLIC_URL_MAX 513
-#define API_STREAMS_MAX 10000            /* event streams and waits of one process where the configuration says nothing */
+#define API_STREAMS_MAX 10000 /* event streams and waits of one process where the configuration says nothing */
 
 struct api {
 	struct api_options opt;
@@ -33,9 +35,9 @@ struct api {
 	char address[300], operator_address[300];
 	struct run_limits limits;
 	struct auth_cache *auth;
-	struct api_req *requests;    /* all that are not answered */
+	struct api_req *requests; /* all that are not answered */
 	size_t request_count;
-	size_t stream_count;         /* event streams and waits; at most stream_max, more are told to come back */
+	size_t stream_count; /* event streams and waits; at most stream_max, more are told to come back */
 	size_t stream_max;
 	struct event_stream *streams;
 	struct run_wait *waits;
@@ -44,25 +46,26 @@ struct api {
 
 struct api_req {
 	struct api *api;
-	struct http_req *http;       /* NULL once it is answered or the client is gone */
+	struct http_req *http;        /* NULL once it is answered or the client is gone */
 	struct api_req *next, **prev; /* in api->requests; prev NULL when out of it */
 	const struct route *route;
 	enum api_listener listener;
 	struct route_params params;
-	struct store_principal who;  /* set before the handler when the route needs a key */
-	char id[ID_MAX];             /* answered as Request-Id and request_id */
-	unsigned holds;              /* store callbacks that are still to come */
-	void *state;                 /* the handler's own; freed with the request */
+	struct store_principal who; /* set before the handler when the route needs a key */
+	char id[ID_MAX];            /* answered as Request-Id and request_id */
+	unsigned holds;             /* store callbacks that are still to come */
+	void *state;                /* the handler's own; freed with the request */
 	void (*free_state)(void *state);
-	struct run_wait *wait;       /* runs_wait.c's, while it waits */
+	struct run_wait *wait;              /* runs_wait.c's, while it waits */
 	void (*on_gone)(struct api_req *r); /* the client went away; may be NULL */
 };
 
-/* --- api.c only ---------------------------------------------------------------------------------------------------------------- */
+/* --- api.c only ----------------------------------------------------------------------------------------------------------------
+ */
 void api_req_start(struct api_req *r); /* http and api are set */
 void api_req_gone(struct api_req *r);
 
-/* --- asking ------------------------------------------------------------------------------------------------------------------ */
+/* --- asking ------------------------------------------------------------------------------------------------------------- */
 /* The argument for a store callback: r stays until the callback has run. */
 void *api_hold(struct api_req *r);
 /* After the call: on -1 the callback never comes, and the request is answered with what `e` says. */
@@ -71,7 +74,7 @@ void api_asked(int rc, struct api_req *r, const struct err *e);
 struct api_req *api_back(void *arg, const struct err *e) EPH_MUST_CHECK;
 void api_set_state(struct api_req *r, void *state, void (*free_state)(void *state));
 
-/* --- answering; r is gone after each ------------------------------------------------------------------------------------------ */
+/* --- answering; r is gone after each ------------------------------------------------------------------------------------ */
 void api_header(struct api_req *r, const char *name, const char *value);
 /* Takes the bytes of `json` (freed here). A buffer that failed becomes a 500. */
 void api_reply(struct api_req *r, int status, struct buf *json);
@@ -90,18 +93,20 @@ void api_common_headers(const struct api *a, struct http_req *http, const char *
 /* The answer to what store_done says, where it is not STORE_DONE. `what` names the thing ("organization"). */
 void api_done_problem(struct api_req *r, const struct store_done *d, const char *what);
 
-/* --- reading the request ------------------------------------------------------------------------------------------------------- */
+/* --- reading the request -------------------------------------------------------------------------------------------------------
+ */
 static inline const char *api_param(const struct api_req *r, size_t i)
 {
 	return r->params.value[i];
 }
 /* ?limit= within 1..max; adds a query error when it is not. */
-int api_query_int(struct api_req *r, const char *name, int64_t min, int64_t max, int64_t fallback, int64_t *out, struct field_errors *fe);
+int api_query_int(struct api_req *r, const char *name, int64_t min, int64_t max, int64_t fallback, int64_t *out,
+		struct field_errors *fe);
 bool api_wants_sse(const struct api_req *r); /* Accept names text/event-stream */
 
 /* A JSON body with few fields (operator and key calls). */
 struct body {
-	struct json *doc;          /* owned; NULL when there is none */
+	struct json *doc; /* owned; NULL when there is none */
 	struct field_errors errors;
 };
 /* Parses; `known` lists the field names separated by blanks, another one is an error. Then the readers, then body_ok. */
@@ -124,12 +129,13 @@ void json_time(struct jw *w, const char *name, int64_t unix_ms);
 void list_begin(struct jw *w, struct buf *out);
 void list_end(struct jw *w, const char *next_cursor);
 
-/* --- shared by handlers ---------------------------------------------------------------------------------------------------------- */
+/* --- shared by handlers ----------------------------------------------------------------------------------------------------------
+ */
 /* Answers r with the run as it is now. `status` 200 or 201. */
 void run_answer(struct api_req *r, const char *run_id, int status);
 /* Answers when the run is settled or the time is over (runs_wait.c). */
 void run_wait_answer(struct api_req *r, const char *run_id, int64_t seconds, int status);
-void run_waits_end(struct api *a);    /* answers all now */
+void run_waits_end(struct api *a);     /* answers all now */
 void event_streams_end(struct api *a); /* ends all now: clients resume elsewhere */
 void api_wake(struct api *a, enum api_wake what, const char *id);
 

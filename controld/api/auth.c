@@ -72,16 +72,14 @@ static void go_on(struct api_req *r, const struct store_principal *who)
 	case STORE_AUTH_EXPIRED:
 		unauthorized(r, "This API key has expired or was revoked. Ask an admin of your organization for a new one.");
 		return;
-	case STORE_AUTH_DISABLED:
-		unauthorized(r, "This key's organization is disabled. Ask the operator of this service.");
-		return;
+	case STORE_AUTH_DISABLED: unauthorized(r, "This key's organization is disabled. Ask the operator of this service."); return;
 	case STORE_AUTH_UNKNOWN:
 		unauthorized(r, "This API key is not known here. Check that it is whole and belongs to this service.");
 		return;
 	}
 	if (!role_is_enough(who, r->route->need)) {
 		api_problem(r, PROBLEM_FORBIDDEN, "This call needs a key with role %s or more; this key's role is %s.",
-			api_need_name(r->route->need), who->is_operator ? "operator" : store_role_text(who->role));
+				api_need_name(r->route->need), who->is_operator ? "operator" : store_role_text(who->role));
 		return;
 	}
 	r->who = *who;
@@ -113,9 +111,9 @@ static const char *bearer(struct api_req *r)
 	bool operator_here = r->listener == LISTENER_OPERATOR;
 
 	if (!h || http_header_count(r->http, "Authorization") != 1) {
-		unauthorized(r, h ? "There is more than one Authorization header; send one." :
-				operator_here ? "Send `Authorization: Bearer ephop_...` with an operator key." :
-				"Send `Authorization: Bearer eph_...` with an API key of your organization.");
+		unauthorized(r, h               ? "There is more than one Authorization header; send one."
+				: operator_here ? "Send `Authorization: Bearer ephop_...` with an operator key."
+						: "Send `Authorization: Bearer eph_...` with an API key of your organization.");
 		return NULL;
 	}
 	if (strncasecmp(h, "Bearer", 6) != 0 || h[6] != ' ') {
@@ -125,16 +123,18 @@ static const char *bearer(struct api_req *r)
 	h += 6;
 	h += strspn(h, " ");
 	if (strncmp(h, "ephop_", 6) == 0 && !operator_here) {
-		unauthorized(r, "This is an operator key; it is taken on the operator listener only. Use a member key (eph_...) here.");
+		unauthorized(r, "This is an operator key; it is taken on the operator listener only. Use a member key (eph_...) "
+				"here.");
 		return NULL;
 	}
 	if (strncmp(h, "eph_", 4) == 0 && operator_here) {
-		unauthorized(r, "This is a member key; it is taken on the public listener only. Use an operator key (ephop_...) here.");
+		unauthorized(r, "This is a member key; it is taken on the public listener only. Use an operator key (ephop_...) "
+				"here.");
 		return NULL;
 	}
 	if (strncmp(h, operator_here ? "ephop_" : "eph_", operator_here ? 6 : 4) != 0 || strlen(h) > 63) {
-		unauthorized(r, operator_here ? "This is no key of this service; operator keys begin with ephop_." :
-						"This is no key of this service; keys begin with eph_.");
+		unauthorized(r, operator_here ? "This is no key of this service; operator keys begin with ephop_."
+					      : "This is no key of this service; keys begin with eph_.");
 		return NULL;
 	}
 	return h;

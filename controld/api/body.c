@@ -163,7 +163,8 @@ enum store_role body_role(struct body *b, const char *name)
 	return role;
 }
 
-int api_query_int(struct api_req *r, const char *name, int64_t min, int64_t max, int64_t fallback, int64_t *out, struct field_errors *fe)
+int api_query_int(struct api_req *r, const char *name, int64_t min, int64_t max, int64_t fallback, int64_t *out,
+		struct field_errors *fe)
 {
 	const char *s = http_query(r->http, name, NULL);
 	struct err e;

@@ -1,7 +1,7 @@
 /*
- * GET /v1/runs/{id}/events: a JSON page, or a stream (SSE). Both serve the exact bytes that the events' writers made. A stream owns its
- * connection from its first byte on; it reads a page, writes it, and sleeps on the store's hub until something changed. What it does
- * next is decided by stream_step.c. Runs on the loop, does not block.
+ * GET /v1/runs/{id}/events: a JSON page, or a stream (SSE). Both serve the exact bytes that the events' writers made. A stream owns
+ * its connection from its first byte on; it reads a page, writes it, and sleeps on the store's hub until something changed. What it
+ * does next is decided by stream_step.c. Runs on the loop, does not block.
  */
 #include "api_internal.h"
 
@@ -21,7 +21,7 @@
 
 struct event_stream {
 	struct api *api;
-	struct http_req *http;       /* NULL once closed; then it is freed as soon as no read is under way */
+	struct http_req *http; /* NULL once closed; then it is freed as soon as no read is under way */
 	char run_id[ID_MAX], org_id[ID_MAX];
 	struct store_sub *sub;
 	struct event *timer;
@@ -29,7 +29,7 @@ struct event_stream {
 	struct event_stream *next, **prev; /* in api->streams */
 };
 
-/* --- reading the request ------------------------------------------------------------------------------------------------------------ */
+/* --- reading the request ------------------------------------------------------------------------------------------------ */
 
 struct events_ask {
 	struct api_req *r;
@@ -55,7 +55,7 @@ static int64_t read_after(struct api_req *r, bool sse, struct field_errors *fe)
 	return seq;
 }
 
-/* --- JSON --------------------------------------------------------------------------------------------------------------------------- */
+/* --- JSON --------------------------------------------------------------------------------------------------------------- */
 
 /* Null only when nothing can come any more: a client that follows next_cursor until null has the whole timeline. */
 static void answer_page(struct api_req *r, int64_t after, const struct store_events *ev)
@@ -77,7 +77,7 @@ static void answer_page(struct api_req *r, int64_t after, const struct store_eve
 	api_reply(r, 200, &out);
 }
 
-/* --- the stream --------------------------------------------------------------------------------------------------------------------- */
+/* --- the stream --------------------------------------------------------------------------------------------------------- */
 
 static void stream_go_on(struct event_stream *s);
 
@@ -145,8 +145,9 @@ static bool stream_write(struct event_stream *s, const struct store_events *ev)
 
 		if (one->seq <= s->seen.cursor)
 			continue;
-		ok = stream_event_type(one->bytes, one->len, type, sizeof(type)) && text_fmt(id, sizeof(id), "%" PRId64, one->seq) &&
-			sse_write(&out, type, id, (const char *)one->bytes, one->len);
+		ok = stream_event_type(one->bytes, one->len, type, sizeof(type)) &&
+		     text_fmt(id, sizeof(id), "%" PRId64, one->seq) &&
+		     sse_write(&out, type, id, (const char *)one->bytes, one->len);
 		if (ok)
 			s->seen.cursor = one->seq;
 	}
@@ -270,7 +271,9 @@ static void stream_start(struct api_req *r, int64_t after, const struct store_ev
 				event_free(s->timer);
 			free(s);
 		}
-		api_problem(r, PROBLEM_UNAVAILABLE, "This server has as many event streams as it takes (%zu). Try again, or read pages.", a->stream_max);
+		api_problem(r, PROBLEM_UNAVAILABLE,
+				"This server has as many event streams as it takes (%zu). Try again, or read pages.",
+				a->stream_max);
 		return;
 	}
 	s->api = a;
@@ -301,7 +304,7 @@ void event_streams_end(struct api *a)
 		stream_end(a->streams);
 }
 
-/* --- both --------------------------------------------------------------------------------------------------------------------------- */
+/* --- both --------------------------------------------------------------------------------------------------------------- */
 
 static void on_first(void *arg, const struct store_events *ev, const struct err *e)
 {
@@ -312,7 +315,8 @@ static void on_first(void *arg, const struct store_events *ev, const struct err 
 	if (!r)
 		return;
 	if (!ev->found)
-		api_problem(r, PROBLEM_NOT_FOUND, "There is no such run in your organization; records are kept for the retention period.");
+		api_problem(r, PROBLEM_NOT_FOUND,
+				"There is no such run in your organization; records are kept for the retention period.");
 	else if (!ask.sse)
 		answer_page(r, ask.after, ev);
 	else if (ev->complete && ask.after >= ev->head_seq)
@@ -338,7 +342,8 @@ void runs_events(struct api_req *r)
 		return;
 	}
 	if (!id_valid("run", api_param(r, 0))) {
-		api_problem(r, PROBLEM_NOT_FOUND, "There is no such run in your organization; records are kept for the retention period.");
+		api_problem(r, PROBLEM_NOT_FOUND,
+				"There is no such run in your organization; records are kept for the retention period.");
 		return;
 	}
 	ask = malloc(sizeof(*ask));
@@ -347,7 +352,8 @@ void runs_events(struct api_req *r)
 		return;
 	}
 	*ask = (struct events_ask){ .r = api_hold(r), .after = after, .sse = sse };
-	rc = store_events_page(r->api->opt.store, r->who.org_id, api_param(r, 0), after, sse ? STREAM_PAGE : (int)limit, on_first, ask, &e);
+	rc = store_events_page(r->api->opt.store, r->who.org_id, api_param(r, 0), after, sse ? STREAM_PAGE : (int)limit, on_first,
+			ask, &e);
 	if (rc == -1)
 		free(ask);
 	api_asked(rc, r, &e);

@@ -112,7 +112,8 @@ void problems_page(struct api_req *r)
 
 	if (p == PROBLEM_COUNT)
 		api_problem(r, PROBLEM_NOT_FOUND, "There is no problem type of this name.");
-	else if (text_fmt(text, sizeof(text), "%s (%d)\n%s.\n\n%s\n", problem_name(p), problem_status(p), problem_title(p), problem_help(p)))
+	else if (text_fmt(text, sizeof(text), "%s (%d)\n%s.\n\n%s\n", problem_name(p), problem_status(p), problem_title(p),
+				 problem_help(p)))
 		api_reply_text(r, 200, text);
 	else
 		api_problem(r, PROBLEM_INTERNAL, "The text did not fit.");

@@ -1,15 +1,15 @@
 /* The operator's calls about organizations: make, list, change, credit, keys. On operator_listen only. Runs on the loop. */
 #include "api_internal.h"
 
+#include "account.h"
 #include "common/price.h"
 #include "common/text.h"
-#include "account.h"
 #include "secrets.h"
 
 #define NAME_MAX_BYTES 128
 #define COUNT_MAX 1000000
 
-/* --- organizations ------------------------------------------------------------------------------------------------------------------- */
+/* --- organizations ------------------------------------------------------------------------------------------------------ */
 
 static void put_org(struct jw *w, const struct store_org *o)
 {
@@ -186,7 +186,7 @@ void operator_org_update(struct api_req *r)
 	body_free(&b);
 }
 
-/* --- credit ------------------------------------------------------------------------------------------------------------------------- */
+/* --- credit ------------------------------------------------------------------------------------------------------------- */
 
 static void on_credit(void *arg, const struct store_credit *c, const struct err *e)
 {
@@ -199,10 +199,12 @@ static void on_credit(void *arg, const struct store_credit *c, const struct err 
 	switch (c->result) {
 	case STORE_CREDIT_NOT_FOUND: api_problem(r, PROBLEM_NOT_FOUND, "There is no such organization."); return;
 	case STORE_CREDIT_LIMIT:
-		api_problem(r, PROBLEM_CONFLICT, "The balance would leave its bounds: it stays above what is reserved and below a billion dollars.");
+		api_problem(r, PROBLEM_CONFLICT,
+				"The balance would leave its bounds: it stays above what is reserved and below a billion dollars.");
 		return;
 	case STORE_CREDIT_MISMATCH:
-		api_problem(r, PROBLEM_IDEMPOTENCY_MISMATCH, "This Idempotency-Key was used for another credit. Use a fresh key, or the same body for a retry.");
+		api_problem(r, PROBLEM_IDEMPOTENCY_MISMATCH,
+				"This Idempotency-Key was used for another credit. Use a fresh key, or the same body for a retry.");
 		return;
 	case STORE_CREDIT_REPLAYED: api_header(r, "Idempotency-Replayed", "true"); break;
 	case STORE_CREDIT_DONE: break;
@@ -236,25 +238,29 @@ void operator_credit(struct api_req *r)
 	note = body_text(&b, "note", 0, 500, false);
 	header = http_header(r->http, "Idempotency-Key");
 	if (header && (http_header_count(r->http, "Idempotency-Key") > 1 || !idempotency_key_read(header, key)))
-		header_bad(&b.errors, "Idempotency-Key", "must be sent once, as 1 to %d visible ASCII characters", RUN_IDEMPOTENCY_MAX);
+		header_bad(&b.errors, "Idempotency-Key", "must be sent once, as 1 to %d visible ASCII characters",
+				RUN_IDEMPOTENCY_MAX);
 	if (!body_ok(&b, r))
 		return;
 	if (amount == 0) {
 		body_free(&b);
-		api_problem(r, PROBLEM_INVALID_REQUEST, "amount_micros must not be 0; a positive one is a deposit, a negative one an adjustment.");
+		api_problem(r, PROBLEM_INVALID_REQUEST,
+				"amount_micros must not be 0; a positive one is a deposit, a negative one an adjustment.");
 		return;
 	}
 	if (!json_canonical(b.doc, &canonical)) {
 		api_problem(r, PROBLEM_UNAVAILABLE, "Memory is short; send the request again.");
 	} else {
 		secrets_body_hash(r->api->opt.secrets, canonical.data, canonical.len, hash);
-		api_asked(store_org_credit(r->api->opt.store, id, amount, note, key[0] ? key : NULL, hash, on_credit, api_hold(r), &e), r, &e);
+		api_asked(store_org_credit(r->api->opt.store, id, amount, note, key[0] ? key : NULL, hash, on_credit, api_hold(r),
+					  &e),
+				r, &e);
 	}
 	buf_free(&canonical);
 	body_free(&b);
 }
 
-/* --- keys of an organization ---------------------------------------------------------------------------------------------------------- */
+/* --- keys of an organization -------------------------------------------------------------------------------------------- */
 
 void operator_key_create(struct api_req *r)
 {

@@ -11,7 +11,7 @@
 #define TOKENS_MAX 10000000
 #define RATE_MAX INT64_C(1000000000000) /* micros per million units: a dollar for each */
 
-/* --- names ---------------------------------------------------------------------------------------------------------------------------- */
+/* --- names -------------------------------------------------------------------------------------------------------------- */
 
 static bool name_ok(const char *s, size_t max, const char *also)
 {
@@ -39,14 +39,17 @@ static bool model_id(struct api_req *r, char out[sizeof(((struct model_spec *)0)
 {
 	if (!provider_name(r))
 		return false;
-	if (name_ok(api_param(r, 1), RUN_MODEL_MAX, "._-:/@+") && text_fmt(out, sizeof(((struct model_spec *)0)->id), "%s/%s", api_param(r, 0), api_param(r, 1)))
+	if (name_ok(api_param(r, 1), RUN_MODEL_MAX, "._-:/@+") &&
+			text_fmt(out, sizeof(((struct model_spec *)0)->id), "%s/%s", api_param(r, 0), api_param(r, 1)))
 		return true;
-	api_problem(r, PROBLEM_INVALID_REQUEST, "A model's id, provider/model, has at most %d bytes; the part after the slash has letters, digits and . _ - : / @ +",
-		RUN_MODEL_MAX);
+	api_problem(r, PROBLEM_INVALID_REQUEST,
+			"A model's id, provider/model, has at most %d bytes; the part after the slash has letters, digits and . _ "
+			"- : / @ +",
+			RUN_MODEL_MAX);
 	return false;
 }
 
-/* --- providers -------------------------------------------------------------------------------------------------------------------------- */
+/* --- providers ---------------------------------------------------------------------------------------------------------- */
 
 static void put_provider(struct jw *w, const struct store_provider *p)
 {
@@ -156,13 +159,15 @@ void operator_provider_put(struct api_req *r)
 	} else {
 		const uint8_t *bytes = !key ? NULL : sealed.data ? sealed.data : (const uint8_t *)"";
 
-		api_asked(store_provider_put(r->api->opt.store, name, url, any, bytes, sealed.len, on_provider_put, api_hold(r), &e), r, &e);
+		api_asked(store_provider_put(
+					  r->api->opt.store, name, url, any, bytes, sealed.len, on_provider_put, api_hold(r), &e),
+				r, &e);
 	}
 	buf_free(&sealed);
 	body_free(&b);
 }
 
-/* --- models ----------------------------------------------------------------------------------------------------------------------------- */
+/* --- models ------------------------------------------------------------------------------------------------------------- */
 
 static void put_model(struct jw *w, const struct store_model *m)
 {
@@ -275,7 +280,9 @@ void operator_model_put(struct api_req *r)
 
 	if (!model_id(r, spec.id))
 		return;
-	body_open(&b, r, "upstream limit_param max_output_tokens min_output_tokens tokens_per_byte_milli overhead_tokens call_timeout_ms default");
+	body_open(&b, r,
+			"upstream limit_param max_output_tokens min_output_tokens tokens_per_byte_milli overhead_tokens "
+			"call_timeout_ms default");
 	upstream = body_text(&b, "upstream", 1, 128, false);
 	if (upstream && !text_copy(spec.upstream, sizeof(spec.upstream), upstream))
 		spec.upstream[0] = '\0';
@@ -292,7 +299,7 @@ void operator_model_put(struct api_req *r)
 	api_asked(store_model_put(r->api->opt.store, &spec, is_default, on_model_put, api_hold(r), &e), r, &e);
 }
 
-/* --- prices ----------------------------------------------------------------------------------------------------------------------------- */
+/* --- prices ------------------------------------------------------------------------------------------------------------- */
 
 void operator_price_put(struct api_req *r)
 {
@@ -303,7 +310,9 @@ void operator_price_put(struct api_req *r)
 
 	if (!model_id(r, id))
 		return;
-	body_open(&b, r, "input_micros_per_million output_micros_per_million cached_input_micros_per_million model_percent_hundredths");
+	body_open(&b, r,
+			"input_micros_per_million output_micros_per_million cached_input_micros_per_million "
+			"model_percent_hundredths");
 	p.input = body_int(&b, "input_micros_per_million", 0, RATE_MAX, 0, true);
 	p.output = body_int(&b, "output_micros_per_million", 0, RATE_MAX, 0, true);
 	p.cached_input = body_int(&b, "cached_input_micros_per_million", 0, RATE_MAX, -1, false);
@@ -332,7 +341,9 @@ void operator_price_common_put(struct api_req *r)
 	struct body b;
 	struct err e;
 
-	body_open(&b, r, "run_fee_micros compute_micros_per_million_ms web_request_micros_per_million web_search_micros_per_million");
+	body_open(&b, r,
+			"run_fee_micros compute_micros_per_million_ms web_request_micros_per_million "
+			"web_search_micros_per_million");
 	p.run_fee = body_int(&b, "run_fee_micros", 0, PRICE_MICROS_MAX, -1, false);
 	p.compute = body_int(&b, "compute_micros_per_million_ms", 0, RATE_MAX, -1, false);
 	p.web_request = body_int(&b, "web_request_micros_per_million", 0, RATE_MAX, -1, false);

@@ -14,7 +14,7 @@
 #define TOKEN_EXPIRY_DEFAULT_S 86400
 #define TOKEN_EXPIRY_MAX_S (366 * 86400)
 
-/* --- join tokens ------------------------------------------------------------------------------------------------------------------------ */
+/* --- join tokens -------------------------------------------------------------------------------------------------------- */
 
 struct token_making {
 	struct join_token token;
@@ -82,9 +82,10 @@ static bool fill_token(struct api_req *r, struct token_making *m, int64_t second
 {
 	id_secret_make("ephnt_", m->token.secret);
 	m->token.expires_ms = clock_real_ms() + seconds * 1000;
-	return text_copy(m->token.addresses, sizeof(m->token.addresses), r->api->opt.link_addresses ? r->api->opt.link_addresses : "") &&
-		text_copy(m->token.ca_pem, sizeof(m->token.ca_pem), r->api->opt.ca_pem ? r->api->opt.ca_pem : "") && *m->token.addresses &&
-		*m->token.ca_pem;
+	return text_copy(m->token.addresses, sizeof(m->token.addresses),
+			       r->api->opt.link_addresses ? r->api->opt.link_addresses : "") &&
+	       text_copy(m->token.ca_pem, sizeof(m->token.ca_pem), r->api->opt.ca_pem ? r->api->opt.ca_pem : "") &&
+	       *m->token.addresses && *m->token.ca_pem;
 }
 
 void operator_token_create(struct api_req *r)
@@ -118,14 +119,17 @@ void operator_token_create(struct api_req *r)
 		m->isolation[0] = '\0';
 	body_free(&b);
 	if (!fill_token(r, m, seconds)) {
-		api_problem(r, PROBLEM_UNAVAILABLE, "This controld has no node link: set link_listen and tls_dir (controld bootstrap makes the CA).");
+		api_problem(r, PROBLEM_UNAVAILABLE,
+				"This controld has no node link: set link_listen and tls_dir (controld bootstrap makes the CA).");
 		return;
 	}
 	secrets_key_hash(r->api->opt.secrets, m->token.secret, hash);
-	api_asked(store_node_token_create(r->api->opt.store, hash, m->uses, m->token.expires_ms, m->labels, m->isolation, on_token, api_hold(r), &e), r, &e);
+	api_asked(store_node_token_create(r->api->opt.store, hash, m->uses, m->token.expires_ms, m->labels, m->isolation, on_token,
+				  api_hold(r), &e),
+			r, &e);
 }
 
-/* --- nodes ------------------------------------------------------------------------------------------------------------------------------ */
+/* --- nodes -------------------------------------------------------------------------------------------------------------- */
 
 static void put_room(struct jw *w, const char *name, uint32_t memory_mib, uint32_t vcpus, uint32_t slots)
 {

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 
 #define POINTER_MAX 1024 /* a longer way is shown as the whole body */
-#define DETAIL_MAX 600 /* bytes of one field's text; our own words plus at most a short piece of the input */
+#define DETAIL_MAX 600   /* bytes of one field's text; our own words plus at most a short piece of the input */
 
 static const struct {
 	const char *name;
@@ -79,7 +79,7 @@ enum problem problem_of_err(const struct err *e)
 	}
 }
 
-/* --- field errors ---------------------------------------------------------------------------------------------------------- */
+/* --- field errors ------------------------------------------------------------------------------------------------------- */
 
 void field_errors_init(struct field_errors *fe)
 {
@@ -149,10 +149,10 @@ static char *name_text(const char *name)
  * good one.
  */
 static void field_put(struct field_errors *fe, enum field_where where, bool later, const struct pointer *at, const char *name,
-	const char *fmt, va_list ap) __attribute__((format(printf, 6, 0)));
+		const char *fmt, va_list ap) __attribute__((format(printf, 6, 0)));
 
 static void field_put(struct field_errors *fe, enum field_where where, bool later, const struct pointer *at, const char *name,
-	const char *fmt, va_list ap)
+		const char *fmt, va_list ap)
 {
 	char *place, *detail;
 
@@ -245,7 +245,7 @@ bool pointer_print(const struct pointer *at, struct buf *out)
 	return !out->failed;
 }
 
-/* --- the answer ------------------------------------------------------------------------------------------------------------ */
+/* --- the answer --------------------------------------------------------------------------------------------------------- */
 
 static void errors_render(struct jw *w, const struct field_errors *fe)
 {
@@ -265,7 +265,7 @@ static void errors_render(struct jw *w, const struct field_errors *fe)
 }
 
 bool problem_render(struct buf *out, const char *public_url, enum problem p, const char *detail, const char *request_id,
-	const struct field_errors *fe)
+		const struct field_errors *fe)
 {
 	char type[1200];
 	struct buf clean = BUF_INIT(4096);
@@ -273,7 +273,7 @@ bool problem_render(struct buf *out, const char *public_url, enum problem p, con
 	bool ok;
 
 	if (!text_fmt(type, sizeof(type), "%s/problems/%s", public_url, problem_name(p)) &&
-		!text_fmt(type, sizeof(type), "/problems/%s", problem_name(p)))
+			!text_fmt(type, sizeof(type), "/problems/%s", problem_name(p)))
 		return false;
 	text_safe(&clean, detail, strlen(detail), false);
 	jw_init(&w, out);

@@ -9,7 +9,8 @@
 
 #define PROBLEM_TEXT_MAX 1024
 
-/* --- life ---------------------------------------------------------------------------------------------------------------------- */
+/* --- life ----------------------------------------------------------------------------------------------------------------------
+ */
 
 static void unlink_req(struct api_req *r)
 {
@@ -117,7 +118,8 @@ struct http_req *api_take_http(struct api_req *r)
 	return http;
 }
 
-/* --- answers --------------------------------------------------------------------------------------------------------------------- */
+/* --- answers ---------------------------------------------------------------------------------------------------------------------
+ */
 
 void api_common_headers(const struct api *a, struct http_req *http, const char *request_id)
 {
@@ -144,8 +146,8 @@ static void finish(struct api_req *r, int status, const char *content_type, cons
 {
 	struct http_req *http = detach(r);
 
-	log_debug("request req=%s method=%s path=%s status=%d bytes=%zu", r->id, http_method_name(http), r->route ? r->route->pattern : "-",
-		status, n);
+	log_debug("request req=%s method=%s path=%s status=%d bytes=%zu", r->id, http_method_name(http),
+			r->route ? r->route->pattern : "-", status, n);
 	api_common_headers(r->api, http, r->id);
 	http_reply(http, status, content_type, body, n);
 	free_if_done(r);
@@ -154,7 +156,8 @@ static void finish(struct api_req *r, int status, const char *content_type, cons
 void api_reply(struct api_req *r, int status, struct buf *json)
 {
 	if (json->failed) {
-		log_error("answer req=%s route=%s does not fit or memory is short bytes=%zu", r->id, r->route ? r->route->pattern : "-", json->len);
+		log_error("answer req=%s route=%s does not fit or memory is short bytes=%zu", r->id,
+				r->route ? r->route->pattern : "-", json->len);
 		buf_free(json);
 		api_problem(r, PROBLEM_INTERNAL, "The answer could not be made.");
 		return;
@@ -217,7 +220,8 @@ void api_error(struct api_req *r, const struct err *e)
 
 	switch (p) {
 	case PROBLEM_INTERNAL:
-		log_error("request req=%s route=%s failed code=%s: %s", r->id, r->route ? r->route->pattern : "-", err_code_name(e->code), e->text);
+		log_error("request req=%s route=%s failed code=%s: %s", r->id, r->route ? r->route->pattern : "-",
+				err_code_name(e->code), e->text);
 		api_problem(r, p, "The service made a mistake. Tell the operator this request_id.");
 		return;
 	case PROBLEM_UNAVAILABLE:
@@ -225,7 +229,8 @@ void api_error(struct api_req *r, const struct err *e)
 		api_problem(r, p, "The database does not answer at the moment. Send the request again.");
 		return;
 	case PROBLEM_CONFLICT: /* a lock that was not had in time: again, not for the client to mend */
-		api_problem(r, PROBLEM_UNAVAILABLE, "Too much is going on with the same thing at the moment. Send the request again.");
+		api_problem(r, PROBLEM_UNAVAILABLE,
+				"Too much is going on with the same thing at the moment. Send the request again.");
 		return;
 	default: api_problem(r, p, "%s", e->text); return;
 	}
@@ -241,7 +246,8 @@ void api_done_problem(struct api_req *r, const struct store_done *d, const char 
 		api_problem(r, PROBLEM_CONFLICT, "%s", *d->detail ? d->detail : "This conflicts with the present state.");
 		return;
 	case STORE_DONE_LIMIT:
-		api_problem(r, PROBLEM_CONFLICT, "%s", *d->detail ? d->detail : "There are as many as are allowed; remove some first.");
+		api_problem(r, PROBLEM_CONFLICT, "%s",
+				*d->detail ? d->detail : "There are as many as are allowed; remove some first.");
 		return;
 	case STORE_DONE: break;
 	}
@@ -254,7 +260,7 @@ void api_wake(struct api *a, enum api_wake what, const char *id)
 		a->opt.wake(a->opt.arg, what, id);
 }
 
-/* --- JSON helpers ------------------------------------------------------------------------------------------------------------------ */
+/* --- JSON helpers ------------------------------------------------------------------------------------------------------- */
 
 void json_time(struct jw *w, const char *name, int64_t unix_ms)
 {

@@ -42,7 +42,7 @@ static bool path_matches(const char *pattern, const char *path, struct route_par
 }
 
 void route_find(const struct route *table, size_t count, enum api_listener listener, enum http_method method, const char *path,
-	struct route_match *out)
+		struct route_match *out)
 {
 	enum http_method as = method == HTTP_HEAD ? HTTP_GET : method;
 	size_t i;
@@ -77,8 +77,13 @@ bool route_allow(unsigned allowed, struct buf *out)
 		unsigned bit;
 		const char *name;
 	} methods[] = {
-		{ HTTP_GET, "GET" }, { HTTP_HEAD, "HEAD" }, { HTTP_POST, "POST" }, { HTTP_PUT, "PUT" }, { HTTP_PATCH, "PATCH" },
-		{ HTTP_DELETE, "DELETE" }, { HTTP_OPTIONS, "OPTIONS" },
+		{ HTTP_GET, "GET" },
+		{ HTTP_HEAD, "HEAD" },
+		{ HTTP_POST, "POST" },
+		{ HTTP_PUT, "PUT" },
+		{ HTTP_PATCH, "PATCH" },
+		{ HTTP_DELETE, "DELETE" },
+		{ HTTP_OPTIONS, "OPTIONS" },
 	};
 	bool first = true;
 	size_t i;

@@ -21,8 +21,8 @@ enum api_listener { LISTENER_MEMBER = 1, LISTENER_OPERATOR = 2, LISTENER_BOTH = 
 enum api_need { NEED_NONE = 1, NEED_VIEWER, NEED_MEMBER, NEED_ADMIN, NEED_OPERATOR };
 
 enum api_content {
-	CONTENT_NONE = 1,      /* takes no body: one that is not empty is refused */
-	CONTENT_JSON,          /* application/json, must be there */
+	CONTENT_NONE = 1, /* takes no body: one that is not empty is refused */
+	CONTENT_JSON,     /* application/json, must be there */
 	CONTENT_JSON_OR_EMPTY,
 };
 
@@ -33,17 +33,17 @@ struct route {
 	const char *pattern;     /* "/v1/runs/{id}/events"; "{name...}" at the end takes the rest of the path */
 	enum api_listener listeners;
 	enum api_need need;
-	size_t body_max;         /* bytes; 1 or more even where no body is taken */
+	size_t body_max; /* bytes; 1 or more even where no body is taken */
 	enum api_content content;
-	const char *query;       /* parameters that it knows, separated by blanks; "metadata.*" = any that begins so; "" = none */
+	const char *query; /* parameters that it knows, separated by blanks; "metadata.*" = any that begins so; "" = none */
 	void (*handle)(struct api_req *r);
 };
 
 #define ROUTE_SET(x) ((x) + 0 * sizeof(char[(x) ? 1 : -1]))
-#define ROUTE(m, p, l, n, max, c, q, fn)                                                                                         \
-	{                                                                                                                         \
+#define ROUTE(m, p, l, n, max, c, q, fn)                                                                                           \
+	{                                                                                                                          \
 		.method = ROUTE_SET(m), .pattern = p, .listeners = ROUTE_SET(l), .need = ROUTE_SET(n), .body_max = ROUTE_SET(max), \
-		.content = ROUTE_SET(c), .query = q "", .handle = fn                                                              \
+		.content = ROUTE_SET(c), .query = q "", .handle = fn                                                               \
 	}
 
 struct route_params {
@@ -58,7 +58,7 @@ struct route_match {
 };
 
 void route_find(const struct route *table, size_t count, enum api_listener listener, enum http_method method, const char *path,
-	struct route_match *out);
+		struct route_match *out);
 /* "GET, HEAD, OPTIONS" for Allow. */
 bool route_allow(unsigned allowed, struct buf *out);
 bool route_knows_query(const struct route *r, const char *name);

@@ -9,8 +9,8 @@
 struct file_reading {
 	struct run_request *rq;
 	struct field_errors *errors;
-	size_t total;     /* bytes of all inline files so far */
-	bool over;        /* the total limit was reported */
+	size_t total; /* bytes of all inline files so far */
+	bool over;    /* the total limit was reported */
 };
 
 static void unknown_member(struct file_reading *r, const struct json *v, const struct pointer *at)
@@ -66,8 +66,10 @@ static bool read_path(struct file_reading *r, const struct json *v, const struct
 		field_bad(r->errors, &at, "is %s, but must be a string", json_type_name(json_type(path)));
 		return false;
 	}
-	if (json_len(path) > GUEST_PATH_MAX || !guest_path_ok(json_as_text(path)) || !text_copy(f->path, sizeof(f->path), json_as_text(path))) {
-		field_bad(r->errors, &at, "must be a relative path of 1 to %d bytes without empty, \".\" or \"..\" parts", GUEST_PATH_MAX);
+	if (json_len(path) > GUEST_PATH_MAX || !guest_path_ok(json_as_text(path)) ||
+			!text_copy(f->path, sizeof(f->path), json_as_text(path))) {
+		field_bad(r->errors, &at, "must be a relative path of 1 to %d bytes without empty, \".\" or \"..\" parts",
+				GUEST_PATH_MAX);
 		return false;
 	}
 	check_clash(r, f->path, &at);
@@ -82,7 +84,8 @@ static bool fits(struct file_reading *r, size_t n, const struct pointer *at)
 		return true;
 	}
 	if (!r->over)
-		field_bad(r->errors, at, "brings the inline files over %d bytes (8 MiB) together; send less or smaller files", RUN_INLINE_MAX);
+		field_bad(r->errors, at, "brings the inline files over %d bytes (8 MiB) together; send less or smaller files",
+				RUN_INLINE_MAX);
 	r->over = true;
 	return false;
 }
@@ -90,7 +93,8 @@ static bool fits(struct file_reading *r, size_t n, const struct pointer *at)
 static void take_text(struct file_reading *r, const struct json *text, const struct pointer *at, struct run_file *f)
 {
 	if (json_type(text) != JSON_STRING) {
-		field_bad(r->errors, at, "is %s, but must be a string; use `content_base64` for bytes", json_type_name(json_type(text)));
+		field_bad(r->errors, at, "is %s, but must be a string; use `content_base64` for bytes",
+				json_type_name(json_type(text)));
 		return;
 	}
 	if (!fits(r, json_len(text), at))
@@ -136,7 +140,7 @@ static void read_file(struct file_reading *r, const struct json *v, const struct
 
 	if (json_type(v) != JSON_OBJECT) {
 		field_bad(r->errors, at, "is %s, but must be an object with `path` and `content` or `content_base64`",
-			json_type_name(json_type(v)));
+				json_type_name(json_type(v)));
 		return;
 	}
 	unknown_member(r, v, at);
@@ -144,7 +148,8 @@ static void read_file(struct file_reading *r, const struct json *v, const struct
 	if ((text != NULL) + (b64 != NULL) + (id != NULL) != 1)
 		field_bad(r->errors, at, "must have exactly one of `content` (text) and `content_base64` (bytes)");
 	else if (id)
-		field_later(r->errors, &at_id, "is not available in this version; send the file inline as `content` or `content_base64`");
+		field_later(r->errors, &at_id,
+				"is not available in this version; send the file inline as `content` or `content_base64`");
 	else if (text)
 		take_text(r, text, &at_text, f);
 	else

@@ -4,7 +4,7 @@
 #include "common/text.h"
 #include "proto/errcode.h"
 
-/* --- pieces ------------------------------------------------------------------------------------------------------------------------ */
+/* --- pieces ------------------------------------------------------------------------------------------------------------- */
 
 static void put_time(struct jw *w, const char *name, int64_t unix_ms)
 {
@@ -75,7 +75,7 @@ static void put_error(struct jw *w, const struct store_run *run)
 	jw_close(w);
 }
 
-/* --- money ------------------------------------------------------------------------------------------------------------------------- */
+/* --- money -------------------------------------------------------------------------------------------------------------- */
 
 static int64_t at_most(int64_t v, int64_t limit)
 {
@@ -104,9 +104,11 @@ static void put_cost(struct jw *w, const struct store_run *run)
 
 	jw_kint(w, "cost_micros", c.total);
 	jw_kbool(w, "cost_final", run->ended && run->settled);
-	jw_kstr(w, "cost_note", run->ended && run->settled ? NULL :
-		run->ended ? "Provisional until the charge is booked; this takes a moment." :
-		"Provisional: the whole reservation, split as a run of full length would use it. Final once the run has ended and is settled.");
+	jw_kstr(w, "cost_note",
+			run->ended && run->settled ? NULL
+			: run->ended               ? "Provisional until the charge is booked; this takes a moment."
+				     : "Provisional: the whole reservation, split as a run of full length would use it. Final once "
+				       "the run has ended and is settled.");
 	jw_kbool(w, "billing_pending", run->ended && !run->settled);
 	jw_kobject(w, "cost");
 	jw_kint(w, "run_fee_micros", c.run_fee);
@@ -132,7 +134,7 @@ static void put_usage(struct jw *w, const struct usage *u)
 	jw_close(w);
 }
 
-/* --- what was asked ---------------------------------------------------------------------------------------------------------------- */
+/* --- what was asked ----------------------------------------------------------------------------------------------------- */
 
 static void put_prompt(struct jw *w, const struct store_run *run, bool cut)
 {

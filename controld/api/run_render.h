@@ -1,6 +1,6 @@
 /*
- * A run as clients see it: from the store's row to JSON. Pure, so that every rule (what a cost is before it is final, what lists leave
- * out) is tested by table.
+ * A run as clients see it: from the store's row to JSON. Pure, so that every rule (what a cost is before it is final, what lists
+ * leave out) is tested by table.
  */
 #ifndef CONTROLD_API_RUN_RENDER_H
 #define CONTROLD_API_RUN_RENDER_H

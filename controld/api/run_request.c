@@ -19,7 +19,7 @@ struct field {
 	void (*read)(struct reading *r, const struct json *v, const struct pointer *at);
 };
 
-/* --- small readers --------------------------------------------------------------------------------------------------------- */
+/* --- small readers ------------------------------------------------------------------------------------------------------ */
 
 static bool want_type(struct reading *r, const struct json *v, enum json_type type, const struct pointer *at, const char *what)
 {
@@ -35,8 +35,11 @@ static bool read_int(struct reading *r, const struct json *v, const struct point
 
 	if (json_type(v) == JSON_DECIMAL) {
 		shown = json_as_text(v);
-		field_bad(r->errors, at, "is %.32s%s, but must be a whole number from %" PRId64 " to %" PRId64 ", written without a fraction or "
-			"exponent", shown, strlen(shown) > 32 ? "..." : "", min, max);
+		field_bad(r->errors, at,
+				"is %.32s%s, but must be a whole number from %" PRId64 " to %" PRId64
+				", written without a fraction or "
+				"exponent",
+				shown, strlen(shown) > 32 ? "..." : "", min, max);
 		return false;
 	}
 	if (!want_type(r, v, JSON_INT, at, "a whole number"))
@@ -100,7 +103,7 @@ bool idempotency_key_read(const char *s, char out[RUN_IDEMPOTENCY_MAX + 1])
 	return o > 0;
 }
 
-/* --- fields ---------------------------------------------------------------------------------------------------------------- */
+/* --- fields ------------------------------------------------------------------------------------------------------------- */
 
 static void read_prompt(struct reading *r, const struct json *v, const struct pointer *at)
 {
@@ -112,8 +115,9 @@ static void read_prompt(struct reading *r, const struct json *v, const struct po
 	if (s[strspn(s, " \t\r\n")] == '\0')
 		field_bad(r->errors, at, "is empty, but must say what the agent should do");
 	else if (json_len(v) > RUN_PROMPT_MAX)
-		field_bad(r->errors, at, "has %zu bytes, but at most %d (128 KiB) of UTF-8 are taken; put long material into `files`",
-			json_len(v), RUN_PROMPT_MAX);
+		field_bad(r->errors, at,
+				"has %zu bytes, but at most %d (128 KiB) of UTF-8 are taken; put long material into `files`",
+				json_len(v), RUN_PROMPT_MAX);
 	r->rq->prompt = s;
 	r->rq->prompt_len = json_len(v);
 }
@@ -138,7 +142,8 @@ static void read_model(struct reading *r, const struct json *v, const struct poi
 		return;
 	s = json_as_text(v);
 	if (json_len(v) > RUN_MODEL_MAX || !strchr(s, '/') || s[0] == '/' || s[json_len(v) - 1] == '/')
-		field_bad(r->errors, at, "must be an id like provider/model of at most %d bytes, as listed by GET /v1/models", RUN_MODEL_MAX);
+		field_bad(r->errors, at, "must be an id like provider/model of at most %d bytes, as listed by GET /v1/models",
+				RUN_MODEL_MAX);
 	else
 		r->rq->model = s;
 }
@@ -188,12 +193,13 @@ static void read_metadata(struct reading *r, const struct json *v, const struct 
 		size_t key_len = utf8_length(here.key, strlen(here.key));
 
 		if (key_len < 1 || key_len > RUN_METADATA_KEY_MAX)
-			field_bad(r->errors, &here, "has a key of %zu characters, but 1 to %d are taken", key_len, RUN_METADATA_KEY_MAX);
+			field_bad(r->errors, &here, "has a key of %zu characters, but 1 to %d are taken", key_len,
+					RUN_METADATA_KEY_MAX);
 		if (!want_type(r, value, JSON_STRING, &here, "a string"))
 			continue;
 		if (utf8_length(json_as_text(value), json_len(value)) > RUN_METADATA_VALUE_MAX)
 			field_bad(r->errors, &here, "has %zu characters, but at most %d are taken",
-				utf8_length(json_as_text(value), json_len(value)), RUN_METADATA_VALUE_MAX);
+					utf8_length(json_as_text(value), json_len(value)), RUN_METADATA_VALUE_MAX);
 		r->rq->metadata[r->rq->metadata_count++] = (struct run_pair){ .key = here.key, .value = json_as_text(value) };
 	}
 }
@@ -207,7 +213,8 @@ static void read_idempotency_key(struct reading *r, const struct json *v, const 
 		field_bad(r->errors, at, "must be 1 to %d visible ASCII characters", RUN_IDEMPOTENCY_MAX);
 }
 
-/* --- fields whose feature comes later: their default is taken, anything else is refused by name ---------------------------------- */
+/* --- fields whose feature comes later: their default is taken, anything else is refused by name ----------------------------------
+ */
 
 static void later(struct reading *r, const struct pointer *at, const char *instead)
 {
@@ -238,8 +245,10 @@ static void read_workflow(struct reading *r, const struct json *v, const struct 
 static void read_web(struct reading *r, const struct json *v, const struct pointer *at)
 {
 	if (json_type(v) != JSON_BOOL && json_type(v) != JSON_OBJECT)
-		field_bad(r->errors, at, "is %s, but must be false, true or {\"allow_domains\": [...]}; only false is available in this version",
-			json_type_name(json_type(v)));
+		field_bad(r->errors, at,
+				"is %s, but must be false, true or {\"allow_domains\": [...]}; only false is available in this "
+				"version",
+				json_type_name(json_type(v)));
 	else if (json_type(v) == JSON_OBJECT || json_as_bool(v))
 		later(r, at, "send false or leave it out");
 }
@@ -273,7 +282,7 @@ static const struct field fields[] = {
 };
 #define FIELD_COUNT (sizeof(fields) / sizeof(fields[0]))
 
-/* --- the whole --------------------------------------------------------------------------------------------------------------- */
+/* --- the whole ---------------------------------------------------------------------------------------------------------- */
 
 static void unknown_field(struct reading *r, const struct pointer *at)
 {
@@ -282,7 +291,8 @@ static void unknown_field(struct reading *r, const struct pointer *at)
 
 	for (i = 0; i < FIELD_COUNT; i++)
 		buf_printf(&names, "%s%s", i ? ", " : "", fields[i].name);
-	field_bad(r->errors, at, "is not a field of a run; the fields are %s", names.failed ? "in the API reference" : buf_cstr(&names));
+	field_bad(r->errors, at, "is not a field of a run; the fields are %s",
+			names.failed ? "in the API reference" : buf_cstr(&names));
 	buf_free(&names);
 }
 
@@ -314,7 +324,8 @@ static void read_key_header(struct reading *r, const char *header)
 	if (!header)
 		return;
 	if (!idempotency_key_read(header, key)) {
-		header_bad(r->errors, "Idempotency-Key", "must be 1 to %d visible ASCII characters, bare or in double quotes", RUN_IDEMPOTENCY_MAX);
+		header_bad(r->errors, "Idempotency-Key", "must be 1 to %d visible ASCII characters, bare or in double quotes",
+				RUN_IDEMPOTENCY_MAX);
 		return;
 	}
 	if (r->has_body_key && strcmp(key, r->rq->idempotency_key) != 0) {
@@ -328,7 +339,7 @@ static void read_key_header(struct reading *r, const char *header)
 }
 
 int run_request_parse(const void *body, size_t n, const char *key_header, const struct run_limits *limits, struct run_request **out,
-	struct field_errors *errors)
+		struct field_errors *errors)
 {
 	struct run_request *rq = calloc(1, sizeof(*rq));
 	struct reading r = { .rq = rq, .limits = limits, .errors = errors };
@@ -370,7 +381,7 @@ void run_request_free(struct run_request *rq)
 	free(rq);
 }
 
-/* --- one spelling ------------------------------------------------------------------------------------------------------------ */
+/* --- one spelling ------------------------------------------------------------------------------------------------------- */
 
 static void echo_files(const struct run_request *rq, struct buf *out)
 {

@@ -7,8 +7,8 @@
 #define CONTROLD_API_RUN_REQUEST_H
 
 #include "api.h"
-#include "problem.h"
 #include "common/json.h"
+#include "problem.h"
 #include "proto/guest.h"
 
 #include <stdbool.h>
@@ -20,8 +20,8 @@
 #define RUN_INLINE_MAX (8 * 1024 * 1024) /* all inline files together */
 #define RUN_MODEL_MAX 128
 #define RUN_METADATA_MAX 16
-#define RUN_METADATA_KEY_MAX 64          /* characters */
-#define RUN_METADATA_VALUE_MAX 512       /* characters */
+#define RUN_METADATA_KEY_MAX 64    /* characters */
+#define RUN_METADATA_VALUE_MAX 512 /* characters */
 #define RUN_MODEL_CALLS_MAX 1000
 #define RUN_MODEL_CALLS_DEFAULT 100
 #define RUN_IDEMPOTENCY_MAX 255
@@ -44,14 +44,14 @@ struct run_pair {
 };
 
 struct run_request {
-	struct json *doc;          /* owned: the parsed body; the views below point into it */
+	struct json *doc; /* owned: the parsed body; the views below point into it */
 	const char *prompt;
 	size_t prompt_len;
-	const char *model;         /* NULL = the organization's default */
+	const char *model; /* NULL = the organization's default */
 	bool shell;
 	enum api_size size;
 	int64_t timeout_seconds;
-	int64_t max_cost_micros;   /* 0 = the organization's default */
+	int64_t max_cost_micros; /* 0 = the organization's default */
 	int64_t max_model_calls;
 	struct run_pair metadata[RUN_METADATA_MAX];
 	size_t metadata_count;
@@ -65,7 +65,7 @@ struct run_request {
  * entry in `errors` when not. ERR_NOMEM faults are reported as such an entry as well.
  */
 int run_request_parse(const void *body, size_t n, const char *key_header, const struct run_limits *limits, struct run_request **out,
-	struct field_errors *errors) EPH_MUST_CHECK;
+		struct field_errors *errors) EPH_MUST_CHECK;
 void run_request_free(struct run_request *rq);
 
 /* The body in its one spelling (parsed, keys sorted, without idempotency_key): equal for equal requests. For the keyed hash. */

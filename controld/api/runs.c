@@ -14,7 +14,7 @@
 #include <sodium.h>
 #include <stdlib.h>
 
-#define ECHO_MAX (2 * 1024 * 1024)     /* the request without its files' contents */
+#define ECHO_MAX (2 * 1024 * 1024) /* the request without its files' contents */
 #define PREFER_WAIT_MAX 60
 
 struct creation {
@@ -77,7 +77,7 @@ static void problem_at(struct api_req *r, const char *field, const char *fmt, ..
 	api_problem_fields(r, &fe);
 }
 
-/* --- the end: what the store says -------------------------------------------------------------------------------------------------- */
+/* --- the end: what the store says --------------------------------------------------------------------------------------- */
 
 static void answer_created(struct api_req *r, const struct store_create *c)
 {
@@ -106,9 +106,10 @@ static void answer_insufficient(struct api_req *r, const struct store_create *c)
 	text_dollars(c->needed_micros, needed);
 	text_dollars(c->available_micros, available);
 	api_problem(r, PROBLEM_INSUFFICIENT_BALANCE,
-		"This run reserves %s (%" PRId64 " micros), but %s (%" PRId64 " micros) are free. Lower max_cost_micros, wait until running runs "
-		"settle, or have the operator add credit: ephemeral admin org credit %s DOLLARS.",
-		needed, c->needed_micros, available, c->available_micros, r->who.org_id);
+			"This run reserves %s (%" PRId64 " micros), but %s (%" PRId64
+			" micros) are free. Lower max_cost_micros, wait until running runs "
+			"settle, or have the operator add credit: ephemeral admin org credit %s DOLLARS.",
+			needed, c->needed_micros, available, c->available_micros, r->who.org_id);
 }
 
 static void on_create(void *arg, const struct store_create *c, const struct err *e)
@@ -120,7 +121,8 @@ static void on_create(void *arg, const struct store_create *c, const struct err 
 		/* Its row is locked by a request with the same key that takes long. */
 		r = api_back(arg, NULL);
 		if (r)
-			api_problem(r, PROBLEM_IDEMPOTENCY_IN_PROGRESS, "A request with this Idempotency-Key is still in progress; send it again.");
+			api_problem(r, PROBLEM_IDEMPOTENCY_IN_PROGRESS,
+					"A request with this Idempotency-Key is still in progress; send it again.");
 		return;
 	}
 	r = api_back(arg, e);
@@ -130,29 +132,38 @@ static void on_create(void *arg, const struct store_create *c, const struct err 
 	case STORE_CREATED:
 	case STORE_REPLAYED: answer_created(r, c); return;
 	case STORE_IDEMPOTENCY_MISMATCH:
-		api_problem(r, PROBLEM_IDEMPOTENCY_MISMATCH, "This Idempotency-Key was used within 24 hours with another body. Use a fresh key for a new "
-			"run, or the same body for a retry.");
+		api_problem(r, PROBLEM_IDEMPOTENCY_MISMATCH,
+				"This Idempotency-Key was used within 24 hours with another body. Use a fresh key for a new "
+				"run, or the same body for a retry.");
 		return;
 	case STORE_IN_PROGRESS:
-		api_problem(r, PROBLEM_IDEMPOTENCY_IN_PROGRESS, "A request with this Idempotency-Key is still in progress; send it again.");
+		api_problem(r, PROBLEM_IDEMPOTENCY_IN_PROGRESS,
+				"A request with this Idempotency-Key is still in progress; send it again.");
 		return;
 	case STORE_INSUFFICIENT: answer_insufficient(r, c); return;
 	case STORE_TOO_MANY_QUEUED:
 		api_retry_after(r, 5);
-		api_problem(r, PROBLEM_RATE_LIMITED, "Your organization has %" PRId64 " runs queued, which is its limit. Try again when some have started.",
-			c->limit);
+		api_problem(r, PROBLEM_RATE_LIMITED,
+				"Your organization has %" PRId64
+				" runs queued, which is its limit. Try again when some have started.",
+				c->limit);
 		return;
 	case STORE_NO_NODE:
 		api_retry_after(r, 30);
-		api_problem(r, PROBLEM_NO_NODE, "No enrolled node could ever run size %s%s. Ask for another size, or have the operator add a node: ephemeral "
-			"admin node token.", api_size_name(cr->rq->size), r->who.allow_emulated ? "" : " with hardware isolation (KVM)");
+		api_problem(r, PROBLEM_NO_NODE,
+				"No enrolled node could ever run size %s%s. Ask for another size, or have the operator add a node: "
+				"ephemeral "
+				"admin node token.",
+				api_size_name(cr->rq->size), r->who.allow_emulated ? "" : " with hardware isolation (KVM)");
 		return;
-	case STORE_ORG_DISABLED: api_problem(r, PROBLEM_FORBIDDEN, "Your organization is disabled. Ask the operator of this service."); return;
+	case STORE_ORG_DISABLED:
+		api_problem(r, PROBLEM_FORBIDDEN, "Your organization is disabled. Ask the operator of this service.");
+		return;
 	}
 	api_problem(r, PROBLEM_INTERNAL, "The service made a mistake. Tell the operator this request_id.");
 }
 
-/* --- the create -------------------------------------------------------------------------------------------------------------------- */
+/* --- the create --------------------------------------------------------------------------------------------------------- */
 
 static void fill_lists(const struct run_request *rq, struct store_file *files, struct store_pair *pairs)
 {
@@ -166,7 +177,8 @@ static void fill_lists(const struct run_request *rq, struct store_file *files, s
 		pairs[i] = (struct store_pair){ .key = rq->metadata[i].key, .value = rq->metadata[i].value };
 }
 
-static void create_with(struct api_req *r, const struct store_model *m, const char *echo, size_t echo_len, const uint8_t identity[SECRETS_HASH_LEN])
+static void create_with(struct api_req *r, const struct store_model *m, const char *echo, size_t echo_len,
+		const uint8_t identity[SECRETS_HASH_LEN])
 {
 	struct creation *cr = r->state;
 	const struct run_request *rq = cr->rq;
@@ -248,13 +260,18 @@ static void on_model(void *arg, const struct store_models *models, const struct 
 	}
 	m = &models->models[0];
 	if (!m->priced) {
-		problem_at(r, "model", "is %.128s, which has no price yet, so nothing can be reserved for it; choose another or ask the operator", wanted);
+		problem_at(r, "model",
+				"is %.128s, which has no price yet, so nothing can be reserved for it; choose another or ask the "
+				"operator",
+				wanted);
 		return;
 	}
 	minimum = minimum_cap(m, cr->rq);
 	if (cr->cap_micros < minimum) {
-		problem_at(r, "max_cost_micros", "is %" PRId64 "%s, but one call of %.128s with this prompt needs at least %" PRId64
-			"; raise it or choose a cheaper model", cr->cap_micros, cr->rq->max_cost_micros ? "" : " (the default)", wanted, minimum);
+		problem_at(r, "max_cost_micros",
+				"is %" PRId64 "%s, but one call of %.128s with this prompt needs at least %" PRId64
+				"; raise it or choose a cheaper model",
+				cr->cap_micros, cr->rq->max_cost_micros ? "" : " (the default)", wanted, minimum);
 		return;
 	}
 	create_now(r, m);
@@ -282,8 +299,9 @@ void runs_create(struct api_req *r)
 		return;
 	}
 	cr->wait_seconds = prefer_wait(http_header(r->http, "Prefer"));
-	cr->cap_micros = cr->rq->max_cost_micros ? cr->rq->max_cost_micros :
-		r->who.default_cost_micros ? r->who.default_cost_micros : r->api->opt.default_cost_micros;
+	cr->cap_micros = cr->rq->max_cost_micros      ? cr->rq->max_cost_micros
+			 : r->who.default_cost_micros ? r->who.default_cost_micros
+						      : r->api->opt.default_cost_micros;
 	api_set_state(r, cr, creation_free);
 	model = cr->rq->model ? cr->rq->model : r->who.default_model;
 	if (!*model) {

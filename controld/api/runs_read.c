@@ -19,7 +19,7 @@ static void no_such_run(struct api_req *r)
 	api_problem(r, PROBLEM_NOT_FOUND, "There is no such run in your organization; records are kept for the retention period.");
 }
 
-/* --- one --------------------------------------------------------------------------------------------------------------------------- */
+/* --- one ---------------------------------------------------------------------------------------------------------------- */
 
 struct answering {
 	struct api_req *r;
@@ -95,7 +95,7 @@ void runs_wait(struct api_req *r)
 		run_wait_answer(r, api_param(r, 0), seconds, 200);
 }
 
-/* --- cancel ------------------------------------------------------------------------------------------------------------------------ */
+/* --- cancel ------------------------------------------------------------------------------------------------------------- */
 
 static void on_cancel(void *arg, const struct store_cancel *c, const struct err *e)
 {
@@ -125,7 +125,7 @@ void runs_cancel(struct api_req *r)
 		api_asked(store_run_cancel(r->api->opt.store, r->who.org_id, api_param(r, 0), on_cancel, api_hold(r), &e), r, &e);
 }
 
-/* --- list -------------------------------------------------------------------------------------------------------------------------- */
+/* --- list --------------------------------------------------------------------------------------------------------------- */
 
 static void on_runs(void *arg, const struct store_runs *runs, const struct err *e)
 {
@@ -204,7 +204,7 @@ void runs_list(struct api_req *r)
 	api_asked(store_run_list(r->api->opt.store, r->who.org_id, &f, on_runs, api_hold(r), &e), r, &e);
 }
 
-/* --- receipt ----------------------------------------------------------------------------------------------------------------------- */
+/* --- receipt ------------------------------------------------------------------------------------------------------------ */
 
 static void put_hex(struct jw *w, const char *name, const uint8_t *p, size_t n)
 {
@@ -278,8 +278,9 @@ static void on_receipt(void *arg, const struct store_receipt *rc, const struct e
 		return;
 	}
 	if (!rc->ended) {
-		api_problem(r, PROBLEM_CONFLICT, "The run has not ended yet; its receipt is made at the end. GET /v1/runs/%s/wait waits for it.",
-			api_param(r, 0));
+		api_problem(r, PROBLEM_CONFLICT,
+				"The run has not ended yet; its receipt is made at the end. GET /v1/runs/%s/wait waits for it.",
+				api_param(r, 0));
 		return;
 	}
 	jw_init(&w, &out);

@@ -1,7 +1,7 @@
 /*
- * GET /v1/runs/{id}/wait and `Prefer: wait`: answers when the run has ended and is settled, or with what it is when the time is over.
- * Sleeps on the store's hub; each hint costs one small read, which waits and event streams of one run share. Owns struct run_wait;
- * runs on the loop.
+ * GET /v1/runs/{id}/wait and `Prefer: wait`: answers when the run has ended and is settled, or with what it is when the time is
+ * over. Sleeps on the store's hub; each hint costs one small read, which waits and event streams of one run share. Owns struct
+ * run_wait; runs on the loop.
  */
 #include "api_internal.h"
 
@@ -18,7 +18,7 @@ struct run_wait {
 	struct store_sub *sub;
 	struct event *timer;
 	bool reading;
-	bool again;                  /* a hint came while reading */
+	bool again;                    /* a hint came while reading */
 	struct run_wait *next, **prev; /* in api->waits */
 };
 
@@ -120,7 +120,9 @@ void run_wait_answer(struct api_req *r, const char *run_id, int64_t seconds, int
 	}
 	w = a->stream_count < a->stream_max ? calloc(1, sizeof(*w)) : NULL;
 	if (!w) {
-		api_problem(r, PROBLEM_UNAVAILABLE, "This server has as many waiting clients as it takes (%zu). Try again, or ask without waiting.", a->stream_max);
+		api_problem(r, PROBLEM_UNAVAILABLE,
+				"This server has as many waiting clients as it takes (%zu). Try again, or ask without waiting.",
+				a->stream_max);
 		return;
 	}
 	w->r = r;
@@ -138,7 +140,8 @@ void run_wait_answer(struct api_req *r, const char *run_id, int64_t seconds, int
 	w->timer = evtimer_new(a->opt.base, on_time, w);
 	if (!w->sub || !w->timer || evtimer_add(w->timer, &tv) == -1) {
 		wait_drop(w);
-		api_problem(r, PROBLEM_UNAVAILABLE, "This server has as many waiting clients as it takes. Try again, or ask without waiting.");
+		api_problem(r, PROBLEM_UNAVAILABLE,
+				"This server has as many waiting clients as it takes. Try again, or ask without waiting.");
 		return;
 	}
 	wait_read(w);

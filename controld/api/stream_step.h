@@ -9,19 +9,19 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define STREAM_LOW_BYTES (64 * 1024)   /* above it nothing more is read from the store */
-#define STREAM_BACKLOG_MS 10000        /* a client that stays above the low mark so long is cut; it can resume */
+#define STREAM_LOW_BYTES (64 * 1024) /* above it nothing more is read from the store */
+#define STREAM_BACKLOG_MS 10000      /* a client that stays above the low mark so long is cut; it can resume */
 #define STREAM_HEARTBEAT_MS 15000
-#define STREAM_POLL_MS 20              /* looking whether a full client has taken something */
-#define STREAM_PAGE 32                 /* events in one read */
+#define STREAM_POLL_MS 20 /* looking whether a full client has taken something */
+#define STREAM_PAGE 32    /* events in one read */
 
 struct stream_seen {
-	bool reading;             /* a read is under way */
-	bool hint;                /* something may have happened since the last read */
-	bool complete;            /* settled: nothing will come after head */
-	int64_t cursor;           /* last seq that was written to the client, or where it resumed */
-	int64_t head;             /* last seq there is */
-	size_t queued;            /* bytes that the client has not taken */
+	bool reading;   /* a read is under way */
+	bool hint;      /* something may have happened since the last read */
+	bool complete;  /* settled: nothing will come after head */
+	int64_t cursor; /* last seq that was written to the client, or where it resumed */
+	int64_t head;   /* last seq there is */
+	size_t queued;  /* bytes that the client has not taken */
 	int64_t now_ms;
 	int64_t backlog_since_ms; /* 0 = not above the low mark */
 	int64_t last_write_ms;
