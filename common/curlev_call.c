@@ -282,7 +282,7 @@ static CURLcode restrict_call(struct curl_call *call)
 	CURLcode rc = CURLE_OK;
 
 	SET(CURLOPT_PROTOCOLS_STR, "http,https");
-	SET(CURLOPT_REDIR_PROTOCOLS_STR, "");
+	SET(CURLOPT_REDIR_PROTOCOLS_STR, "http,https"); /* none can be named; redirects are off anyway */
 	SET(CURLOPT_FOLLOWLOCATION, 0L);
 	SET(CURLOPT_PROXY, ""); /* also not the one in the environment */
 	SET(CURLOPT_NETRC, (long)CURL_NETRC_IGNORED);
