@@ -27,6 +27,7 @@
 enum jail_bind_flags {
 	JAIL_BIND_DEVICE = 1,   /* a device node; all else is mounted nodev */
 	JAIL_BIND_OPTIONAL = 2, /* skipped when the source is not there */
+	JAIL_BIND_OWN = 4,      /* with DEVICE: a new node of the same device that the process' uid alone may open */
 };
 
 struct jail_bind {

@@ -57,6 +57,14 @@ static int make_target(const char *full, bool directory, struct err *e)
 	return 0;
 }
 
+/* No group of the host's has to be lent, and the host's own node may be closed to everybody but root. */
+static int make_own_device(const struct jail_job *job, const struct jail_bind *b, const char *full, dev_t device, struct err *e)
+{
+	if (mknod(full, S_IFCHR | 0600, device) != 0 || chown(full, job->uid, job->gid) != 0)
+		return err_set_errno(e, "make a node for %s", b->source);
+	return 0;
+}
+
 static int bind_one(const struct jail_job *job, const struct jail_bind *b, struct err *e)
 {
 	unsigned long flags = MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID;
@@ -70,7 +78,11 @@ static int bind_one(const struct jail_job *job, const struct jail_bind *b, struc
 			return 0;
 		return err_set_errno(e, "%s", b->source);
 	}
-	if (make_parents(job, full, e) || make_target(full, S_ISDIR(st.st_mode), e))
+	if (make_parents(job, full, e))
+		return -1;
+	if ((b->flags & JAIL_BIND_OWN) && S_ISCHR(st.st_mode))
+		return make_own_device(job, b, full, st.st_rdev, e);
+	if (make_target(full, S_ISDIR(st.st_mode), e))
 		return -1;
 	if (mount(b->source, full, NULL, MS_BIND, NULL) != 0)
 		return err_set_errno(e, "bind %s", b->source);
@@ -108,7 +120,8 @@ int jail_tree_enter(const struct jail_job *job, struct err *e)
 {
 	if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0)
 		return err_set_errno(e, "make mounts private");
-	if (mount("tree", job->root, "tmpfs", MS_NOSUID | MS_NODEV, TREE_OPTIONS) != 0)
+	/* Devices are allowed for the nodes that are made here; afterwards nobody in the jail can write to it or has the right to. */
+	if (mount("tree", job->root, "tmpfs", MS_NOSUID, TREE_OPTIONS) != 0)
 		return err_set_errno(e, "mount the tree over %s", job->root);
 	for (uint32_t i = 0; i < job->link_count; i++)
 		if (link_one(job, &job->links[i], e))
@@ -118,7 +131,7 @@ int jail_tree_enter(const struct jail_job *job, struct err *e)
 			return -1;
 	if (mount_proc(job, e))
 		return -1;
-	if (mount(NULL, job->root, NULL, MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV, TREE_OPTIONS) != 0)
+	if (mount(NULL, job->root, NULL, MS_REMOUNT | MS_RDONLY | MS_NOSUID, TREE_OPTIONS) != 0)
 		return err_set_errno(e, "make the tree read-only");
 	/* The old root ends up stacked below the new one at the same place, and is let go there. */
 	if (chdir(job->root) != 0)

@@ -10,8 +10,10 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/kvm.h>
 #include <sched.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -69,27 +71,68 @@ static int find_binary(const char *name, char *out, size_t size, struct err *e)
 	return err_set(e, ERR_NOT_FOUND, "%s was not found in PATH: install qemu-system-x86, or set qemu to its path", name);
 }
 
+/* The node may be there without anything behind it, so a VM with a CPU is made. */
+static bool kvm_works(int fd)
+{
+	int vm = ioctl(fd, KVM_GET_API_VERSION, 0) == KVM_API_VERSION ? ioctl(fd, KVM_CREATE_VM, 0) : -1;
+	int vcpu = vm >= 0 ? ioctl(vm, KVM_CREATE_VCPU, 0) : -1;
+
+	if (vcpu >= 0)
+		close(vcpu);
+	if (vm >= 0)
+		close(vm);
+	return vcpu >= 0;
+}
+
+/* Is there virtualization in the CPU? There are hosts with a KVM in software alone, which makes VMs that no usual kernel boots in. */
+static bool cpu_virtualizes(void)
+{
+	char text[8192], *flags;
+	int fd = open("/proc/cpuinfo", O_RDONLY | O_CLOEXEC);
+	ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof(text) - 1);
+
+	if (fd >= 0)
+		close(fd);
+	text[n > 0 ? n : 0] = '\0';
+	flags = strstr(text, "\nflags");
+	if (!flags)
+		return false;
+	flags[1 + strcspn(flags + 1, "\n")] = '\0';
+	return strstr(flags, " vmx") != NULL || strstr(flags, " svm") != NULL;
+}
+
+/* Finds KVM, and who may open it where the VMM sees the host's own node. */
+static bool find_kvm(const struct noded_config *c, struct host *h)
+{
+	struct stat st;
+	int fd = open("/dev/kvm", O_RDWR | O_CLOEXEC);
+	bool works = fd >= 0 && cpu_virtualizes() && kvm_works(fd);
+
+	if (works && fstat(fd, &st) == 0 && (st.st_mode & S_IWOTH) == 0) {
+		if (st.st_mode & S_IWGRP)
+			h->vmm.kvm_gid = st.st_gid;
+		works = !c->insecure_no_jail || h->vmm.kvm_gid != 0;
+	}
+	if (fd >= 0)
+		close(fd);
+	return works;
+}
+
 /* Decides between KVM and emulation. */
 static int choose_isolation(const struct noded_config *c, struct host *h, struct err *e)
 {
-	struct stat st;
-	int fd = c->kvm == KVM_OFF || c->isolation == ISOLATION_EMULATED ? -1 : open("/dev/kvm", O_RDWR | O_CLOEXEC);
-
-	if (fd >= 0) {
+	if (c->kvm != KVM_OFF && c->isolation != ISOLATION_EMULATED && find_kvm(c, h)) {
 		h->vmm.kvm = true;
 		h->isolation = "kvm";
-		if (fstat(fd, &st) == 0 && (st.st_mode & S_IWOTH) == 0)
-			h->vmm.kvm_gid = st.st_gid;
-		close(fd);
 		return 0;
 	}
 	if (c->isolation == ISOLATION_KVM)
-		return err_set(e, ERR_NOT_FOUND, "isolation = kvm, but /dev/kvm cannot be opened: enable virtualization on this host");
+		return err_set(e, ERR_NOT_FOUND, "isolation = kvm, but this host has no KVM that boots a guest: enable virtualization (vmx or svm) on it");
 	if (c->emulation != EMULATION_ALLOW)
 		return err_set(e, ERR_NOT_FOUND,
-			       "/dev/kvm %s; enable virtualization on this host, or set emulation = allow to run VMs emulated (slow, no isolation "
-			       "class kvm)",
-			       c->kvm == KVM_OFF ? "is not used (kvm = off)" : "cannot be opened");
+			       "KVM %s; enable virtualization (vmx or svm) on this host, or set emulation = allow to run VMs emulated (slow, not "
+			       "isolation class kvm)",
+			       c->kvm == KVM_OFF ? "is not used (kvm = off)" : "cannot boot a guest here");
 	h->isolation = "emulated";
 	h->vmm.tsc_khz = vmm_measure_tsc_khz();
 	if (h->vmm.tsc_khz == 0)

@@ -133,7 +133,7 @@ static bool kernel_args(const struct vmm_host *host, struct jail_job *job)
 	if (!host->kvm && host->tsc_khz > 0 && !text_fmt(tsc, sizeof(tsc), " tsc_early_khz=%" PRIu64, host->tsc_khz))
 		return false;
 	return ARG2(job, "-append",
-		    "quiet console=ttyS0 panic=-1 reboot=t%s cryptomgr.notests random.trust_cpu=on %s nokaslr rcupdate.rcu_expedited=1 audit=0 "
+		    "quiet console=ttyS0 pci=off panic=-1 reboot=t%s cryptomgr.notests random.trust_cpu=on %s nokaslr rcupdate.rcu_expedited=1 audit=0 "
 		    "apparmor=0 eph.bus=mmio eph.channel=virtio:%s",
 		    tsc, host->kvm ? "no_timer_check" : "mitigations=off", GUEST_PORT_NAME);
 }
@@ -142,7 +142,7 @@ static bool machine_args(const struct vmm_host *host, const struct vmm_params *p
 {
 	return ARG2(job, "-M", "microvm,pit=off,pic=off,isa-serial=on") &&
 	       (host->kvm ? ARG2(job, "-accel", "kvm") : ARG2(job, "-accel", "tcg,thread=multi,tb-size=%d", TB_SIZE_MIB)) &&
-	       ARG2(job, "-cpu", "%s", host->kvm ? "host" : "Nehalem,+rdrand") && ARG2(job, "-smp", "%" PRIu32, p->vcpus) &&
+	       ARG2(job, "-cpu", "%s", host->kvm ? "host" : "Nehalem,+rdrand,-spec-ctrl") && ARG2(job, "-smp", "%" PRIu32, p->vcpus) &&
 	       ARG2(job, "-m", "%" PRIu32 "M", p->memory_mib) && arg(job, "-nodefaults") && arg(job, "-no-user-config") &&
 	       ARG2(job, "-display", "none") && arg(job, "-no-reboot");
 }
@@ -169,7 +169,7 @@ static bool tree(const struct vmm_host *host, struct jail_job *job)
 	for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++)
 		if (!jail_job_bind(job, files[i], files[i], JAIL_BIND_DEVICE))
 			return false;
-	if (host->kvm && !jail_job_bind(job, "/dev/kvm", "/dev/kvm", JAIL_BIND_DEVICE))
+	if (host->kvm && !jail_job_bind(job, "/dev/kvm", "/dev/kvm", JAIL_BIND_DEVICE | JAIL_BIND_OWN))
 		return false;
 	return jail_job_bind(job, host->binary, host->binary, 0) && jail_job_link(job, "usr/lib", "/lib") &&
 	       jail_job_link(job, "usr/lib64", "/lib64") && jail_job_bind(job, "/etc/ld.so.cache", "/etc/ld.so.cache", JAIL_BIND_OPTIONAL);
@@ -183,7 +183,7 @@ static int qemu_describe(const struct vmm_host *host, const struct vmm_params *p
 
 	if (!ok || (job->confined && !tree(host, job)))
 		return err_set(e, ERR_LIMIT, "the VMM's command line is too long");
-	job->group = host->kvm ? host->kvm_gid : 0;
+	job->group = host->kvm && !job->confined ? host->kvm_gid : 0;
 	return 0;
 }
 
