@@ -256,6 +256,7 @@ static void attempt_start(struct model *m)
 	}
 	if (send_request(m, p.deadline_ms - p.now_ms, &e) < 0) {
 		meter_release(m->opt.meter);
+		log_warn("model call not sent run=%s call=%u error=%s", m->opt.a->run_id, m->report.call, e.text);
 		fail_call(m, ERRCODE_MODEL_ERROR, "The provider cannot be called: %s", e.text);
 	}
 }
