@@ -1,5 +1,5 @@
 /*
- * The two listeners and the way of a request up to its handler: route, body, query, key. Owns struct api and all requests in it.
+ * The two listeners and the way of a request up to its handler: route, key, body, query. Owns struct api and all requests in it.
  * Called by controld's main and, for each request, by httpd; runs on the loop, does not block.
  */
 #include "api_internal.h"
@@ -88,6 +88,12 @@ static bool query_is_fine(struct api_req *r)
 	return false;
 }
 
+void api_enter(struct api_req *r)
+{
+	if (body_is_fine(r) && query_is_fine(r))
+		r->route->handle(r);
+}
+
 static void no_route(struct api_req *r, const struct route_match *m)
 {
 	struct buf allow = BUF_INIT(256);
@@ -130,10 +136,8 @@ static void handle(struct api *a, enum api_listener listener, struct http_req *h
 	}
 	r->route = m.route;
 	r->params = m.params;
-	if (!body_is_fine(r) || !query_is_fine(r))
-		return;
 	if (r->route->need == NEED_NONE)
-		r->route->handle(r);
+		api_enter(r);
 	else
 		auth_check(r);
 }

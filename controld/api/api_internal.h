@@ -1,7 +1,7 @@
 /*
  * What the files of this folder share: the api, a request on its way, how a handler asks the store and how it answers.
  *
- * The life of a request: httpd calls api.c, which finds the route, checks body, type and query, asks who it is (auth.c) and calls
+ * The life of a request: httpd calls api.c, which finds the route, asks who it is (auth.c), checks body, type and query and calls
  * the handler. A handler asks the store with api_hold(r) as the argument and returns; in the callback api_back gives the request
  * back, or NULL when there is nobody to answer any more. Every way ends in exactly one answer (api_reply, api_problem, ...), and
  * after it r must not be touched.
@@ -63,6 +63,7 @@ struct api_req {
 /* --- api.c only ----------------------------------------------------------------------------------------------------------------
  */
 void api_req_start(struct api_req *r); /* http and api are set */
+void api_enter(struct api_req *r);     /* we know who asks: body, query, then the handler */
 void api_req_gone(struct api_req *r);
 
 /* --- asking ------------------------------------------------------------------------------------------------------------- */

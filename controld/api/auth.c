@@ -83,7 +83,7 @@ static void go_on(struct api_req *r, const struct store_principal *who)
 		return;
 	}
 	r->who = *who;
-	r->route->handle(r);
+	api_enter(r);
 }
 
 static void on_principal(void *arg, const struct store_principal *p, const struct err *e)

@@ -22,7 +22,7 @@ void auth_cache_free(struct auth_cache *c);
 /* After a change to keys, organizations or roles. */
 void auth_cache_clear(struct auth_cache *c);
 
-/* Calls r->route->handle with r->who set when the key is good and its role enough; answers 401 or 403 when not. */
+/* Calls api_enter with r->who set when the key is good and its role enough; answers 401 or 403 when not. */
 void auth_check(struct api_req *r);
 
 #endif

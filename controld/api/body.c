@@ -32,11 +32,11 @@ void body_open(struct body *b, struct api_req *r, const char *known)
 	if (n == 0)
 		return;
 	if (json_parse((const char *)p, n, &b->doc, &e) == -1) {
-		field_bad(&b->errors, NULL, "is not JSON that we take: %s", e.text);
+		field_bad(&b->errors, NULL, "could not be read as JSON: %s", e.text);
 		return;
 	}
 	if (json_type(b->doc) != JSON_OBJECT) {
-		field_bad(&b->errors, NULL, "is %s, but must be an object", json_type_name(json_type(b->doc)));
+		field_bad(&b->errors, NULL, "is of type %s, but must be an object", json_type_name(json_type(b->doc)));
 		return;
 	}
 	for (i = 0; i < json_len(b->doc); i++) {
@@ -91,7 +91,7 @@ const char *body_text(struct body *b, const char *name, size_t min, size_t max, 
 	if (!v)
 		return NULL;
 	if (json_type(v) != JSON_STRING) {
-		field_bad(&b->errors, &at, "is %s, but must be a string", json_type_name(json_type(v)));
+		field_bad(&b->errors, &at, "is of type %s, but must be a string", json_type_name(json_type(v)));
 		return NULL;
 	}
 	if (json_len(v) < min || json_len(v) > max) {
@@ -109,7 +109,7 @@ int64_t body_int(struct body *b, const char *name, int64_t min, int64_t max, int
 	if (!v)
 		return fallback;
 	if (json_type(v) != JSON_INT) {
-		field_bad(&b->errors, &at, "is %s, but must be a whole number", json_type_name(json_type(v)));
+		field_bad(&b->errors, &at, "is of type %s, but must be a whole number", json_type_name(json_type(v)));
 		return fallback;
 	}
 	if (json_as_int(v) < min || json_as_int(v) > max) {
@@ -127,7 +127,7 @@ int body_flag(struct body *b, const char *name)
 	if (!v)
 		return -1;
 	if (json_type(v) != JSON_BOOL) {
-		field_bad(&b->errors, &at, "is %s, but must be true or false", json_type_name(json_type(v)));
+		field_bad(&b->errors, &at, "is of type %s, but must be true or false", json_type_name(json_type(v)));
 		return -1;
 	}
 	return json_as_bool(v) ? 1 : 0;

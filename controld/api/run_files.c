@@ -63,7 +63,7 @@ static bool read_path(struct file_reading *r, const struct json *v, const struct
 		return false;
 	}
 	if (json_type(path) != JSON_STRING) {
-		field_bad(r->errors, &at, "is %s, but must be a string", json_type_name(json_type(path)));
+		field_bad(r->errors, &at, "is of type %s, but must be a string", json_type_name(json_type(path)));
 		return false;
 	}
 	if (json_len(path) > GUEST_PATH_MAX || !guest_path_ok(json_as_text(path)) ||
@@ -93,7 +93,7 @@ static bool fits(struct file_reading *r, size_t n, const struct pointer *at)
 static void take_text(struct file_reading *r, const struct json *text, const struct pointer *at, struct run_file *f)
 {
 	if (json_type(text) != JSON_STRING) {
-		field_bad(r->errors, at, "is %s, but must be a string; use `content_base64` for bytes",
+		field_bad(r->errors, at, "is of type %s, but must be a string; use `content_base64` for bytes",
 				json_type_name(json_type(text)));
 		return;
 	}
@@ -113,7 +113,7 @@ static void take_base64(struct file_reading *r, const struct json *text, const s
 	size_t n;
 
 	if (json_type(text) != JSON_STRING) {
-		field_bad(r->errors, at, "is %s, but must be a string of base64", json_type_name(json_type(text)));
+		field_bad(r->errors, at, "is of type %s, but must be a string of base64", json_type_name(json_type(text)));
 		return;
 	}
 	n = json_len(text);
@@ -139,7 +139,7 @@ static void read_file(struct file_reading *r, const struct json *v, const struct
 	struct run_file *f = &r->rq->files[r->rq->file_count];
 
 	if (json_type(v) != JSON_OBJECT) {
-		field_bad(r->errors, at, "is %s, but must be an object with `path` and `content` or `content_base64`",
+		field_bad(r->errors, at, "is of type %s, but must be an object with `path` and `content` or `content_base64`",
 				json_type_name(json_type(v)));
 		return;
 	}

@@ -25,7 +25,7 @@ static bool want_type(struct reading *r, const struct json *v, enum json_type ty
 {
 	if (json_type(v) == type)
 		return true;
-	field_bad(r->errors, at, "is %s, but must be %s; leave it out for the default", json_type_name(json_type(v)), what);
+	field_bad(r->errors, at, "is of type %s, but must be %s", json_type_name(json_type(v)), what);
 	return false;
 }
 
@@ -42,8 +42,11 @@ static bool read_int(struct reading *r, const struct json *v, const struct point
 				shown, strlen(shown) > 32 ? "..." : "", min, max);
 		return false;
 	}
-	if (!want_type(r, v, JSON_INT, at, "a whole number"))
+	if (json_type(v) != JSON_INT) {
+		field_bad(r->errors, at, "is of type %s, but must be a whole number from %" PRId64 " to %" PRId64,
+				json_type_name(json_type(v)), min, max);
 		return false;
+	}
 	if (json_as_int(v) < min || json_as_int(v) > max) {
 		field_bad(r->errors, at, "is %" PRId64 ", but must be from %" PRId64 " to %" PRId64, json_as_int(v), min, max);
 		return false;
@@ -246,7 +249,8 @@ static void read_web(struct reading *r, const struct json *v, const struct point
 {
 	if (json_type(v) != JSON_BOOL && json_type(v) != JSON_OBJECT)
 		field_bad(r->errors, at,
-				"is %s, but must be false, true or {\"allow_domains\": [...]}; only false is available in this "
+				"is of type %s, but must be false, true or {\"allow_domains\": [...]}; only false is available in "
+				"this "
 				"version",
 				json_type_name(json_type(v)));
 	else if (json_type(v) == JSON_OBJECT || json_as_bool(v))
@@ -355,9 +359,9 @@ int run_request_parse(const void *body, size_t n, const char *key_header, const 
 	if (n == 0)
 		field_bad(errors, NULL, "is empty, but must be a JSON object with at least `prompt`");
 	else if (json_parse(body, n, &rq->doc, &e) == -1)
-		field_bad(errors, NULL, "is not JSON that we take: %s", e.text);
+		field_bad(errors, NULL, "could not be read as JSON: %s", e.text);
 	else if (json_type(rq->doc) != JSON_OBJECT)
-		field_bad(errors, NULL, "is %s, but must be an object", json_type_name(json_type(rq->doc)));
+		field_bad(errors, NULL, "is of type %s, but must be an object", json_type_name(json_type(rq->doc)));
 	else
 		read_object(&r, rq->doc);
 	read_key_header(&r, key_header);

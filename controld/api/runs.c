@@ -16,6 +16,7 @@
 
 #define ECHO_MAX (2 * 1024 * 1024) /* the request without its files' contents */
 #define PREFER_WAIT_MAX 60
+#define QUEUE_FULL_RETRY_S 5
 
 struct creation {
 	struct run_request *rq;
@@ -86,10 +87,13 @@ static void answer_created(struct api_req *r, const struct store_create *c)
 
 	if (text_fmt(text, sizeof(text), "/v1/runs/%s", c->run_id))
 		api_header(r, "Location", text);
-	if (c->result == STORE_REPLAYED)
+	if (c->result == STORE_REPLAYED) {
 		api_header(r, "Idempotency-Replayed", "true");
-	else
+	} else {
+		log_info("run created run=%s org=%s key=%s cap_micros=%" PRId64 " size=%s req=%s", c->run_id, r->who.org_id,
+				r->who.key_id, cr->cap_micros, api_size_name(cr->rq->size), r->id);
 		api_wake(r->api, API_WAKE_QUEUED, c->run_id);
+	}
 	if (cr->wait_seconds > 0) {
 		if (text_fmt(text, sizeof(text), "wait=%" PRId64, cr->wait_seconds))
 			api_header(r, "Preference-Applied", text);
@@ -110,6 +114,17 @@ static void answer_insufficient(struct api_req *r, const struct store_create *c)
 			" micros) are free. Lower max_cost_micros, wait until running runs "
 			"settle, or have the operator add credit: ephemeral admin org credit %s DOLLARS.",
 			needed, c->needed_micros, available, c->available_micros, r->who.org_id);
+}
+
+/* The fields of draft-ietf-httpapi-ratelimit-headers: which quota, how large, what is left, when to come back. */
+static void rate_limit(struct api_req *r, int64_t limit)
+{
+	char text[96];
+
+	if (text_fmt(text, sizeof(text), "\"queued-runs\";q=%" PRId64, limit))
+		api_header(r, "RateLimit-Policy", text);
+	if (text_fmt(text, sizeof(text), "\"queued-runs\";r=0;t=%d", QUEUE_FULL_RETRY_S))
+		api_header(r, "RateLimit", text);
 }
 
 static void on_create(void *arg, const struct store_create *c, const struct err *e)
@@ -142,7 +157,8 @@ static void on_create(void *arg, const struct store_create *c, const struct err 
 		return;
 	case STORE_INSUFFICIENT: answer_insufficient(r, c); return;
 	case STORE_TOO_MANY_QUEUED:
-		api_retry_after(r, 5);
+		api_retry_after(r, QUEUE_FULL_RETRY_S);
+		rate_limit(r, c->limit);
 		api_problem(r, PROBLEM_RATE_LIMITED,
 				"Your organization has %" PRId64
 				" runs queued, which is its limit. Try again when some have started.",
