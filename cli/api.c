@@ -1,4 +1,5 @@
-/* Requests to the service: URL and key, retries, problems. Called by every verb that asks; blocks. Owns the HTTP handle of a `struct api`. */
+/* Requests to the service: URL and key, retries, problems. Called by every verb that asks; blocks. Owns the HTTP handle of a
+ * `struct api`. */
 #include "api.h"
 
 #include "cli.h"
@@ -100,7 +101,8 @@ int api_open(struct api *api, const struct args *a)
 		if (key == NULL) {
 			if (broken)
 				term_complain("%s", e.text);
-			term_complain("no API key for %s: run `ephemeral login --url %s`, or set EPHEMERAL_API_KEY", api->url, api->url);
+			term_complain("no API key for %s: run `ephemeral login --url %s`, or set EPHEMERAL_API_KEY", api->url,
+					api->url);
 			return CLI_ASK;
 		}
 		rc = set_key(api, key, "the saved key");
@@ -166,8 +168,9 @@ static bool retry_helps(const struct api_call *call, const struct http_response 
 static int send_once(struct api *api, const struct api_call *call, struct http_response *out, struct err *e)
 {
 	struct api_headers h;
-	struct buf url = BUF_INIT(16 * 1024);
-	struct http_request req = { .method = call->method, .timeout_ms = call->timeout_ms > 0 ? call->timeout_ms : ASK_TIMEOUT_MS };
+	struct buf url = BUF_INIT((size_t)16 * 1024);
+	struct http_request req = { .method = call->method,
+		.timeout_ms = call->timeout_ms > 0 ? call->timeout_ms : ASK_TIMEOUT_MS };
 	size_t n = 2;
 	int rc = -1;
 
@@ -306,8 +309,10 @@ int api_problem(const struct api *api, const struct http_response *r)
 	for (size_t i = 0; errors != NULL && json_type(errors) == JSON_ARRAY && i < json_len(errors); i++)
 		field_error(json_at(errors, i));
 	if (r->status == 401)
-		term_note("The key was not accepted: %s.", api->source == API_KEY_SAVED ? "run `ephemeral login` again" :
-				api->source == API_KEY_ENVIRONMENT ? "check the environment variable it came from" : "check it, and the URL");
+		term_note("The key was not accepted: %s.", api->source == API_KEY_SAVED ? "run `ephemeral login` again"
+							   : api->source == API_KEY_ENVIRONMENT
+									   ? "check the environment variable it came from"
+									   : "check it, and the URL");
 	if (r->retry_after_s >= 0)
 		term_note("Try again in %lld s.", (long long)r->retry_after_s);
 	json_free(problem);

@@ -1,6 +1,6 @@
 /*
- * A conversation with the service: which URL and which key, requests with safe retries, problems shown to people. A member's key goes
- * to EPHEMERAL_URL's listener, an operator's to the operator listener; neither is ever sent anywhere else.
+ * A conversation with the service: which URL and which key, requests with safe retries, problems shown to people. A member's key
+ * goes to EPHEMERAL_URL's listener, an operator's to the operator listener; neither is ever sent anywhere else.
  */
 #ifndef CLI_API_H
 #define CLI_API_H
@@ -44,8 +44,8 @@ struct answer {
 };
 void answer_free(struct answer *a);
 
-/* Asks, again where that is safe (GET, PUT, DELETE, or with an idempotency key) and may help. CLI_OK with a 2xx answer whose body is JSON,
- * else an exit status after it complained; `out` is to be freed either way. */
+/* Asks, again where that is safe (GET, PUT, DELETE, or with an idempotency key) and may help. CLI_OK with a 2xx answer whose body
+ * is JSON, else an exit status after it complained; `out` is to be freed either way. */
 int api_ask(struct api *api, const struct api_call *call, struct answer *out);
 /* The exit status for an answer that is no 2xx, after the problem was shown. */
 int api_problem(const struct api *api, const struct http_response *r);

@@ -14,7 +14,7 @@ const struct opt ARGS_COMMON[] = {
 };
 const size_t ARGS_COMMON_COUNT = sizeof ARGS_COMMON / sizeof ARGS_COMMON[0];
 
-#define WORD_MAX 40      /* longer words are no typing mistake of a name of ours */
+#define WORD_MAX 40 /* longer words are no typing mistake of a name of ours */
 #define NAMES_MAX 64
 
 static size_t min2(size_t a, size_t b)
@@ -112,7 +112,8 @@ static int add_option(struct args *out, const struct opt *opt, const char *value
 }
 
 /* One `--name...`; *i moves on when the value is the next word. */
-static int take_option(const struct opt *own, size_t own_count, int argc, char *const *argv, int *i, struct args *out, struct err *e)
+static int take_option(
+		const struct opt *own, size_t own_count, int argc, char *const *argv, int *i, struct args *out, struct err *e)
 {
 	const char *name = argv[*i] + 2;
 	const char *equals = strchr(name, '=');
@@ -144,7 +145,7 @@ int args_parse(const struct opt *own, size_t own_count, int argc, char *const *a
 
 	memset(out, 0, sizeof *out);
 	for (int i = 0; i < argc; i++) {
-		const char *word = argv[i];
+		char *word = argv[i];
 		int zero = 0;
 
 		if (!words_only && strcmp(word, "--") == 0) {

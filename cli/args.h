@@ -1,6 +1,7 @@
 /*
  * Command line: options come from a verb's table, everything else is a word. `--name VALUE`, `--name=VALUE`, `--` ends options, a
- * single `-` is a word. Pure; keeps pointers into argv. Errors are ERR_INVALID, ready to be shown, with the nearest name if one is near.
+ * single `-` is a word. Pure; keeps pointers into argv. Errors are ERR_INVALID, ready to be shown, with the nearest name if one is
+ * near.
  */
 #ifndef CLI_ARGS_H
 #define CLI_ARGS_H
@@ -27,7 +28,7 @@ struct opt {
 };
 
 struct args {
-	const char *words[ARGS_WORDS_MAX];
+	char *words[ARGS_WORDS_MAX];
 	size_t word_count;
 	struct {
 		const struct opt *opt;
@@ -41,7 +42,8 @@ extern const struct opt ARGS_COMMON[];
 extern const size_t ARGS_COMMON_COUNT;
 
 /* own[own_count] are the verb's options. argv starts after the verb's words. */
-int args_parse(const struct opt *own, size_t own_count, int argc, char *const *argv, struct args *out, struct err *e) EPH_MUST_CHECK;
+int args_parse(const struct opt *own, size_t own_count, int argc, char *const *argv, struct args *out,
+		struct err *e) EPH_MUST_CHECK;
 bool args_flag(const struct args *a, const char *name);
 const char *args_value(const struct args *a, const char *name); /* NULL when not given */
 /* The i-th value of a list option, NULL past the last. */

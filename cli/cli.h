@@ -9,10 +9,10 @@
 
 /* Exit statuses, the same for every verb. */
 enum {
-	CLI_OK = 0,       /* done; where a run's end was awaited: it succeeded */
-	CLI_ENDED = 1,    /* the run ended otherwise */
-	CLI_USE = 2,      /* wrong use: the command line, or the service calls the request wrong */
-	CLI_ASK = 3,      /* could not ask, or was not allowed to */
+	CLI_OK = 0,    /* done; where a run's end was awaited: it succeeded */
+	CLI_ENDED = 1, /* the run ended otherwise */
+	CLI_USE = 2,   /* wrong use: the command line, or the service calls the request wrong */
+	CLI_ASK = 3,   /* could not ask, or was not allowed to */
 	CLI_DETACHED = 130,
 };
 
@@ -34,7 +34,8 @@ struct verb {
 extern const struct verb VERBS[];
 extern const size_t VERBS_COUNT;
 
-/* The verb whose words argv begins with (the longest such name); *used = how many words that is. NULL and e set when there is none. */
+/* The verb whose words argv begins with (the longest such name); *used = how many words that is. NULL and e set when there is none.
+ */
 const struct verb *verb_find(int argc, char *const *argv, int *used, struct err *e);
 
 int cmd_run(const struct args *a);

@@ -128,6 +128,7 @@ static void warn_clear_text(const char *url)
 
 int cmd_login(const struct args *a)
 {
+	const char *environment = getenv("EPHEMERAL_API_KEY");
 	struct api api;
 	struct answer me = { .json = NULL };
 	struct err e;
@@ -153,9 +154,9 @@ int cmd_login(const struct args *a)
 	if (rc == CLI_OK && api.json)
 		(void)api_print_json(&me);
 	else if (rc == CLI_OK)
-		term_note("Logged in to %s: organization %s, role %s.", api.url, organization_name(me.json) != NULL ? organization_name(me.json) : "?",
-				role_of(me.json));
-	if (rc == CLI_OK && getenv("EPHEMERAL_API_KEY") != NULL && getenv("EPHEMERAL_API_KEY")[0] != '\0')
+		term_note("Logged in to %s: organization %s, role %s.", api.url,
+				organization_name(me.json) != NULL ? organization_name(me.json) : "?", role_of(me.json));
+	if (rc == CLI_OK && environment != NULL && environment[0] != '\0')
 		term_note("EPHEMERAL_API_KEY is set and goes before the saved key.");
 	answer_free(&me);
 	api_close(&api);
@@ -166,21 +167,18 @@ int cmd_logout(const struct args *a)
 {
 	struct api api;
 	struct saved s;
-	struct err e;
+	struct err e = { .code = ERR_NONE };
 	int rc = api_open_url(&api, a);
 
 	if (rc != CLI_OK)
 		return rc;
-	if (saved_load(&s, &e) != 0) {
-		term_complain("%s", e.text);
-		rc = CLI_ASK;
-	} else if (!saved_remove(&s, api.url)) {
+	if (saved_load(&s, &e) == 0 && !saved_remove(&s, api.url)) {
 		term_note("There is no saved key for %s.", api.url);
-	} else if (saved_store(&s, &e) != 0) {
+	} else if (e.code == ERR_NONE && saved_store(&s, &e) == 0) {
+		term_note("The key for %s is forgotten here; it still works until it is revoked.", api.url);
+	} else {
 		term_complain("%s", e.text);
 		rc = CLI_ASK;
-	} else {
-		term_note("The key for %s is forgotten here; it still works until it is revoked.", api.url);
 	}
 	api_close(&api);
 	return rc;

@@ -10,7 +10,7 @@
 
 #define PAGE_LIMIT 100
 #define PAGES_MAX 1000
-#define EVENTS_BYTES_MAX (64U * 1024 * 1024)
+#define EVENTS_BYTES_MAX ((size_t)64 * 1024 * 1024)
 #define PAUSE_MAX_S 600.0
 
 typedef bool on_event_fn(void *arg, const char *bytes, size_t n);
@@ -62,11 +62,13 @@ static int each_event(struct api *api, const char *id, int64_t after, on_event_f
 		rc = api_ask(api, &call, &answer);
 		data = json_get(answer.json, "data");
 		next = json_get(answer.json, "next_cursor");
-		last = data != NULL && json_type(data) == JSON_ARRAY && json_len(data) > 0 ?
-				json_get_int(json_at(data, json_len(data) - 1), "seq", after) : after;
+		last = data != NULL && json_type(data) == JSON_ARRAY && json_len(data) > 0
+				       ? json_get_int(json_at(data, json_len(data) - 1), "seq", after)
+				       : after;
 		if (rc == CLI_OK)
 			(void)raw_member_array((const char *)answer.raw.body.data, answer.raw.body.len, "data", on_element, &page);
-		if (rc == CLI_OK && (page.stopped || page.count == 0 || last <= after || next == NULL || json_type(next) == JSON_NULL)) {
+		if (rc == CLI_OK && (page.stopped || page.count == 0 || last <= after || next == NULL ||
+						    json_type(next) == JSON_NULL)) {
 			answer_free(&answer);
 			return CLI_OK;
 		}
@@ -89,7 +91,7 @@ static bool print_event(void *arg, const char *bytes, size_t n)
 {
 	struct printer *p = arg;
 	struct json *event = NULL;
-	struct buf b = BUF_INIT(1024 * 1024);
+	struct buf b = BUF_INIT((size_t)1024 * 1024);
 	struct err e;
 
 	if (p->ndjson) {
@@ -241,7 +243,7 @@ int cmd_replay(const struct args *a)
 	if (rc == CLI_OK)
 		rc = each_event(&api, id, 0, collect, &recording);
 	if (rc == CLI_OK && recording.failed) {
-		term_complain("the recording is over %u MiB; use `ephemeral events --json`", EVENTS_BYTES_MAX >> 20);
+		term_complain("the recording is over %zu MiB; use `ephemeral events --json`", EVENTS_BYTES_MAX >> 20);
 		rc = CLI_ASK;
 	}
 	if (rc == CLI_OK) {

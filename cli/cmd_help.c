@@ -49,16 +49,19 @@ static void indented(const char *text)
 
 void help_verb(const struct verb *v)
 {
-	printf("ephemeral %s%s%s%s: %s.\n", v->name, v->words[0] != '\0' ? " " : "", v->words, v->option_count > 0 ? " [options]" : "", v->summary);
+	printf("ephemeral %s%s%s%s: %s.\n", v->name, v->words[0] != '\0' ? " " : "", v->words,
+			v->option_count > 0 ? " [options]" : "", v->summary);
 	if (v->text != NULL)
 		printf("%s\n", v->text);
 	printf("\nOptions\n");
 	for (size_t i = 0; i < v->option_count; i++)
 		option_line(&v->options[i]);
 	for (size_t i = 0; i < ARGS_COMMON_COUNT; i++) {
-		bool operator_only = strcmp(ARGS_COMMON[i].name, "operator-url") == 0, member_only = strcmp(ARGS_COMMON[i].name, "url") == 0;
+		bool operator_only = strcmp(ARGS_COMMON[i].name, "operator-url") == 0,
+		     member_only = strcmp(ARGS_COMMON[i].name, "url") == 0;
 
-		if ((operator_only && v->group != VERB_ADMIN) || (member_only && (v->group == VERB_ADMIN || v->group == VERB_ABOUT)))
+		if ((operator_only && v->group != VERB_ADMIN) ||
+				(member_only && (v->group == VERB_ADMIN || v->group == VERB_ABOUT)))
 			continue;
 		option_line(&ARGS_COMMON[i]);
 	}
@@ -70,7 +73,6 @@ void help_verb(const struct verb *v)
 
 int cmd_help(const struct args *a)
 {
-	char *words[ARGS_WORDS_MAX];
 	const struct verb *v;
 	struct err e;
 	int used;
@@ -84,9 +86,7 @@ int cmd_help(const struct args *a)
 		list_group(VERB_ADMIN);
 		return CLI_OK;
 	}
-	for (size_t i = 0; i < a->word_count; i++)
-		words[i] = (char *)(uintptr_t)a->words[i]; /* verb_find only reads them */
-	v = verb_find((int)a->word_count, words, &used, &e);
+	v = verb_find((int)a->word_count, a->words, &used, &e);
 	if (v == NULL || (size_t)used != a->word_count) {
 		term_complain("%s", v == NULL ? e.text : "that is more than a verb's name");
 		return CLI_USE;

@@ -95,7 +95,8 @@ static int create(struct api *api, const struct args *a, const struct buf *body,
 	int rc = api_ask(api, &call, &answer);
 
 	if (rc == CLI_DETACHED)
-		term_note("Interrupted: the run may have been made. The same command with --idempotency-key %s answers with it.", key);
+		term_note("Interrupted: the run may have been made. The same command with --idempotency-key %s answers with it.",
+				key);
 	if (rc == CLI_OK) {
 		const char *text = json_get_text(answer.json, "id");
 

@@ -19,8 +19,11 @@
 static void print_runs(const struct json *data, bool titles)
 {
 	static const struct show_column columns[] = {
-		{ "RUN", "id", 36, SHOW_TEXT },          { "STATUS", "status", 11, SHOW_TEXT }, { "CREATED", "created_at", 19, SHOW_TIME },
-		{ "COST", "cost_micros", 10, SHOW_MONEY }, { "PROMPT", "prompt", 20, SHOW_TEXT },
+		{ "RUN", "id", 36, SHOW_TEXT },
+		{ "STATUS", "status", 11, SHOW_TEXT },
+		{ "CREATED", "created_at", 19, SHOW_TIME },
+		{ "COST", "cost_micros", 10, SHOW_MONEY },
+		{ "PROMPT", "prompt", 20, SHOW_TEXT },
 	};
 
 	show_table(data, columns, sizeof columns / sizeof columns[0], titles);
@@ -57,7 +60,7 @@ static bool runs_path(const struct args *a, const char *cursor, struct buf *b)
 /* One page. *next is the cursor of the following one, "" when there is none. */
 static int runs_page(struct api *api, const struct args *a, const char *cursor, bool first, char next[512])
 {
-	struct buf path = BUF_INIT(16 * 1024);
+	struct buf path = BUF_INIT((size_t)16 * 1024);
 	struct api_call call = { .method = "GET" };
 	struct answer answer = { .json = NULL };
 	const char *after;
@@ -158,7 +161,8 @@ static void usage_field(const struct json *usage)
 		return;
 	timeline_number(json_get_int(usage, "model_calls", 0), calls);
 	timeline_number(json_get_int(usage, "total_tokens", 0), tokens);
-	printf("%-12s %s model calls, %s tokens, %.2f s of compute\n", "usage", calls, tokens, (double)json_get_int(usage, "compute_ms", 0) / 1000);
+	printf("%-12s %s model calls, %s tokens, %.2f s of compute\n", "usage", calls, tokens,
+			(double)json_get_int(usage, "compute_ms", 0) / 1000);
 }
 
 static void print_run(const struct json *run)

@@ -1,6 +1,6 @@
 /*
- * One HTTP exchange after the other over a libcurl multi handle (for its poll, which also hears Ctrl-C). Owns the handles. Called by
- * api.c only; blocks until the exchange is over.
+ * One HTTP exchange after the other over a libcurl multi handle (for its poll, which also hears Ctrl-C). Owns the handles. Called
+ * by api.c only; blocks until the exchange is over.
  */
 #include "http.h"
 
@@ -27,7 +27,7 @@ struct exchange {
 	struct http_response *out;
 	struct http *h;
 	int64_t last_bytes_ns;
-	bool stopped;  /* on_bytes said no more */
+	bool stopped; /* on_bytes said no more */
 	bool too_long;
 };
 
@@ -193,7 +193,7 @@ static int verdict(const struct exchange *x, CURLcode code, const char *error_te
 	if (x->stopped)
 		return err_set(e, ERR_CONFLICT, "stopped");
 	if (x->too_long)
-		return err_set(e, ERR_LIMIT, "%s: the answer is over %u MiB", x->req->url, HTTP_BODY_MAX >> 20);
+		return err_set(e, ERR_LIMIT, "%s: the answer is over %zu MiB", x->req->url, HTTP_BODY_MAX >> 20);
 	switch (code) {
 	case CURLE_OK: return 0;
 	case CURLE_ABORTED_BY_CALLBACK: return err_set(e, ERR_CONFLICT, "interrupted");

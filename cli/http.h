@@ -11,7 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define HTTP_BODY_MAX (64U * 1024 * 1024) /* longest answer that is kept */
+#define HTTP_BODY_MAX ((size_t)64 * 1024 * 1024) /* longest answer that is kept */
 
 struct http;
 
@@ -21,8 +21,8 @@ struct http_request {
 	const char *const *headers; /* "Name: value", ended by NULL; may be NULL */
 	const void *body;           /* NULL = none */
 	size_t body_len;
-	int64_t timeout_ms;         /* whole exchange; 0 = none */
-	int64_t idle_ms;            /* longest silence; 0 = none */
+	int64_t timeout_ms; /* whole exchange; 0 = none */
+	int64_t idle_ms;    /* longest silence; 0 = none */
 	/* Bytes of a 200 answer as they come, instead of keeping them; false ends the request with ERR_CONFLICT. */
 	bool (*on_bytes)(void *arg, const void *p, size_t n);
 	void (*on_tick)(void *arg); /* about ten times a second, or NULL */

@@ -1,4 +1,5 @@
-/* Ctrl-C as something one can wait for: after interrupt_install the signal only makes a descriptor readable. One process, one thread. */
+/* Ctrl-C as something one can wait for: after interrupt_install the signal only makes a descriptor readable. One process, one
+ * thread. */
 #ifndef CLI_INTERRUPT_H
 #define CLI_INTERRUPT_H
 

@@ -14,8 +14,8 @@ static int wrong_use(const char *why, const struct verb *v)
 {
 	term_complain("%s", why);
 	if (v != NULL)
-		term_note("usage: ephemeral %s%s%s%s; `ephemeral help %s` says more", v->name, v->words[0] != '\0' ? " " : "", v->words,
-				v->option_count > 0 ? " [options]" : "", v->name);
+		term_note("usage: ephemeral %s%s%s%s; `ephemeral help %s` says more", v->name, v->words[0] != '\0' ? " " : "",
+				v->words, v->option_count > 0 ? " [options]" : "", v->name);
 	return CLI_USE;
 }
 
@@ -40,6 +40,7 @@ static int run_verb(const struct verb *v, int argc, char *const *argv)
 int main(int argc, char **argv)
 {
 	static struct args none;
+	static char admin[] = "admin";
 	const struct verb *v;
 	int used, rc;
 	struct err e;
@@ -58,8 +59,9 @@ int main(int argc, char **argv)
 		return wrong_use("options stand after the verb: ephemeral VERB [options]", NULL);
 	/* `ephemeral admin --help` and `ephemeral admin node --help` ask for help, not for a verb. */
 	v = verb_find(argc - 1, argv + 1, &used, &e);
-	if (v == NULL && (strcmp(argv[argc - 1], "--help") == 0 || strcmp(argv[argc - 1], "-h") == 0) && strcmp(argv[1], "admin") == 0) {
-		none.words[none.word_count++] = "admin";
+	if (v == NULL && (strcmp(argv[argc - 1], "--help") == 0 || strcmp(argv[argc - 1], "-h") == 0) &&
+			strcmp(argv[1], "admin") == 0) {
+		none.words[none.word_count++] = admin;
 		return cmd_help(&none);
 	}
 	if (v == NULL)

@@ -8,9 +8,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define PROMPT_MAX (128U * 1024)
+#define PROMPT_MAX ((size_t)128 * 1024)
 #define FILES_MAX 32
-#define FILE_BYTES_MAX (10U * 1024 * 1024)
+#define FILE_BYTES_MAX ((size_t)10 * 1024 * 1024)
 
 /* "-" is standard input. */
 static int read_all(const char *path, size_t max, struct buf *b, struct err *e)
@@ -34,7 +34,8 @@ static int read_all(const char *path, size_t max, struct buf *b, struct err *e)
 	if (n < 0)
 		(void)err_set_errno(e, "%s", input ? "standard input" : path);
 	if (n < 0 && b->failed)
-		(void)err_set(e, ERR_LIMIT, "%s is over %zu KiB, the most that is taken", input ? "standard input" : path, max / 1024);
+		(void)err_set(e, ERR_LIMIT, "%s is over %zu KiB, the most that is taken", input ? "standard input" : path,
+				max / 1024);
 	if (!input)
 		close(fd);
 	return n < 0 ? -1 : 0;
@@ -245,7 +246,8 @@ static int put_options(const struct args *a, struct jw *w, struct err *e)
 	if (args_value(a, "size") != NULL)
 		jw_kstr(w, "size", args_value(a, "size"));
 	if (put_number(a, w, "timeout", "timeout_seconds", INT32_MAX, e) != 0 ||
-			put_number(a, w, "max-model-calls", "max_model_calls", INT32_MAX, e) != 0 || put_cost(a, w, e) != 0 || put_metadata(a, w, e) != 0)
+			put_number(a, w, "max-model-calls", "max_model_calls", INT32_MAX, e) != 0 || put_cost(a, w, e) != 0 ||
+			put_metadata(a, w, e) != 0)
 		return -1;
 	return put_files(a, w, e);
 }
@@ -292,7 +294,8 @@ int request_build(const struct args *a, struct buf *body, struct request_permiss
 	if (read_request(a, &given, e) != 0)
 		return -1;
 	if (given == NULL && a->word_count == 0)
-		return err_set(e, ERR_INVALID, "what shall the agent do? Give a PROMPT (- reads it from standard input) or --request FILE");
+		return err_set(e, ERR_INVALID,
+				"what shall the agent do? Give a PROMPT (- reads it from standard input) or --request FILE");
 	jw_init(&w, body);
 	jw_object(&w);
 	for (size_t i = 0; given != NULL && i < json_len(given); i++) {
@@ -305,7 +308,8 @@ int request_build(const struct args *a, struct buf *body, struct request_permiss
 	if (rc == 0) {
 		jw_close(&w);
 		if (!jw_end(&w))
-			rc = err_set(e, ERR_INVALID, "the request is over %u MiB, or holds text that is no valid UTF-8", REQUEST_BODY_MAX >> 20);
+			rc = err_set(e, ERR_INVALID, "the request is over %zu MiB, or holds text that is no valid UTF-8",
+					REQUEST_BODY_MAX >> 20);
 	}
 	p->shell = args_flag(a, "shell") || allows(json_get(given, "shell"));
 	p->web = args_flag(a, "web") || args_flag(a, "allow-domain") || allows(json_get(given, "web"));

@@ -1,6 +1,6 @@
 /*
- * The body of POST /v1/runs from the command line: the fields of --request, overridden by the other options. Reads the files it names;
- * sends nothing. Used by cmd_run.c.
+ * The body of POST /v1/runs from the command line: the fields of --request, overridden by the other options. Reads the files it
+ * names; sends nothing. Used by cmd_run.c.
  */
 #ifndef CLI_REQUEST_H
 #define CLI_REQUEST_H
@@ -10,7 +10,7 @@
 #include "common/error.h"
 #include "common/json.h"
 
-#define REQUEST_BODY_MAX (12U * 1024 * 1024) /* the service's own bound */
+#define REQUEST_BODY_MAX ((size_t)12 * 1024 * 1024) /* the service's own bound */
 
 /* What the run may do, as far as the request says it: for the line at the start. */
 struct request_permissions {

@@ -1,4 +1,5 @@
-/* The saved logins: reading, changing, writing (new file, fsync, rename). Used by api.c and cmd_account.c. May block on the disk. */
+/* The saved logins: reading, changing, writing (new file, fsync, rename). Used by api.c and cmd_account.c. May block on the disk.
+ */
 #include "saved.h"
 
 #include "common/json.h"
@@ -11,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define FILE_MAX_BYTES (128 * 1024)
+#define FILE_MAX_BYTES ((size_t)128 * 1024)
 #define PATH_BYTES 4096
 
 /* Directory that holds ours, without a slash at the end. */
@@ -37,7 +38,9 @@ int saved_path(char *out, size_t size, struct err *e)
 
 	if (config_home(home, sizeof home, e) != 0)
 		return -1;
-	return text_fmt(out, size, "%s/ephemeral/config.json", home) ? 0 : err_set(e, ERR_INVALID, "the path of the configuration is too long");
+	return text_fmt(out, size, "%s/ephemeral/config.json", home)
+			       ? 0
+			       : err_set(e, ERR_INVALID, "the path of the configuration is too long");
 }
 
 int saved_url(const char *url, char out[SAVED_URL_MAX], struct err *e)
@@ -50,7 +53,8 @@ int saved_url(const char *url, char out[SAVED_URL_MAX], struct err *e)
 	scheme = strncasecmp(url, "http://", 7) == 0 ? 7 : strncasecmp(url, "https://", 8) == 0 ? 8 : 0;
 	host = url + scheme;
 	if (scheme == 0 || host[0] == '\0' || host[0] == '/')
-		return err_set(e, ERR_INVALID, "\"%s\" is no URL of a service: it must begin with http:// or https:// and name a host", url);
+		return err_set(e, ERR_INVALID,
+				"\"%s\" is no URL of a service: it must begin with http:// or https:// and name a host", url);
 	for (const char *p = url; *p != '\0'; p++)
 		if ((unsigned char)*p <= ' ' || (unsigned char)*p >= 0x7f || strchr("@?#\\\"<>", *p) != NULL)
 			return err_set(e, ERR_INVALID, "\"%s\": a service's URL is scheme, host, port and path only", url);
@@ -81,7 +85,7 @@ static int read_file(const char *path, struct buf *b, struct err *e)
 	}
 	close(fd);
 	if (b->failed)
-		return err_set(e, ERR_LIMIT, "%s is over %d KiB; it is not ours", path, FILE_MAX_BYTES / 1024);
+		return err_set(e, ERR_LIMIT, "%s is over %zu KiB; it is not ours", path, FILE_MAX_BYTES / 1024);
 	return n < 0 ? err_set_errno(e, "%s", path) : 0;
 }
 

@@ -43,8 +43,13 @@ size_t term_width(FILE *f)
 const char *term_begin(enum term_style s, bool colour)
 {
 	static const char *const codes[] = {
-		[TERM_PLAIN] = "",           [TERM_BOLD] = "\033[1m",    [TERM_DIM] = "\033[2m",   [TERM_GREEN] = "\033[32m",
-		[TERM_RED] = "\033[31m", [TERM_YELLOW] = "\033[33m", [TERM_CYAN] = "\033[36m",
+		[TERM_PLAIN] = "",
+		[TERM_BOLD] = "\033[1m",
+		[TERM_DIM] = "\033[2m",
+		[TERM_GREEN] = "\033[32m",
+		[TERM_RED] = "\033[31m",
+		[TERM_YELLOW] = "\033[33m",
+		[TERM_CYAN] = "\033[36m",
 	};
 
 	return colour ? codes[s] : "";
@@ -59,7 +64,7 @@ static void EPH_PRINTF(2, 0) line(const char *prefix, const char *fmt, va_list a
 {
 	char text[LINE_MAX_BYTES];
 	struct buf safe = BUF_INIT(6 * LINE_MAX_BYTES);
-	int n = vsnprintf(text, sizeof text, fmt, ap);
+	int n = vsnprintf(text, sizeof text, fmt, ap); /* NOLINT(clang-analyzer-valist.Uninitialized): started by the caller */
 	size_t len = n < 0 ? 0 : (size_t)n < sizeof text ? (size_t)n : sizeof text - 1;
 
 	if (text_safe(&safe, text, text_utf8_border(text, len), true))

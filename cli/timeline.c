@@ -1,6 +1,6 @@
 /*
- * Rendering of a timeline. Pure; one function for each kind of event, chosen by a table. An event of a type that is not in the table
- * (from a newer service) is shown by its name. Called by watch.c and cmd_events.c.
+ * Rendering of a timeline. Pure; one function for each kind of event, chosen by a table. An event of a type that is not in the
+ * table (from a newer service) is shown by its name. Called by watch.c and cmd_events.c.
  */
 #include "timeline.h"
 
@@ -118,7 +118,9 @@ static void text_ready(const struct row *r, struct buf *b)
 		buf_add_str(b, isolation);
 	}
 	if (jail != NULL && ((json_type(jail) == JSON_BOOL && !json_as_bool(jail)) ||
-			    (json_type(jail) == JSON_STRING && (strcmp(json_as_text(jail), "off") == 0 || strcmp(json_as_text(jail), "none") == 0))))
+					    (json_type(jail) == JSON_STRING &&
+							    (strcmp(json_as_text(jail), "off") == 0 ||
+									    strcmp(json_as_text(jail), "none") == 0))))
 		buf_add_str(b, " · WITHOUT JAIL");
 	if (r->t->full) {
 		int64_t ms = json_get_int(r->data, "boot_ms", -1);
@@ -267,7 +269,8 @@ static void text_destroyed(const struct row *r, struct buf *b)
 static void add_usage(const struct json *usage, struct buf *b)
 {
 	int64_t calls = json_get_int(usage, "model_calls", 0);
-	int64_t tokens = json_get_int(usage, "total_tokens", json_get_int(usage, "input_tokens", 0) + json_get_int(usage, "output_tokens", 0));
+	int64_t tokens = json_get_int(
+			usage, "total_tokens", json_get_int(usage, "input_tokens", 0) + json_get_int(usage, "output_tokens", 0));
 	char a[32], t[32];
 
 	timeline_number(calls, a);
@@ -352,7 +355,8 @@ static void below_end(const struct row *r)
 	}
 }
 
-/* --- the table ----------------------------------------------------------------------------------------------------------------- */
+/* --- the table -----------------------------------------------------------------------------------------------------------------
+ */
 
 static const struct kind KINDS[] = {
 	{ "run.queued", "Queued", TERM_PLAIN, false, TIMELINE_STEP, "waiting for a host", text_queued, NULL },
@@ -428,7 +432,8 @@ static void row(const struct row *r, const char *label, enum term_style style, c
 	term_cell(r->out, label, strlen(label), label_width, true);
 	buf_add_str(r->out, term_end(colour));
 	buf_add_str(r->out, "  ");
-	term_cell(r->out, text->len > 0 ? (const char *)text->data : "", text->len, r->t->width > head + 8 ? r->t->width - head : 8, false);
+	term_cell(r->out, text->len > 0 ? (const char *)text->data : "", text->len, r->t->width > head + 8 ? r->t->width - head : 8,
+			false);
 	buf_add_char(r->out, '\n');
 }
 

@@ -13,7 +13,7 @@
 struct timeline {
 	size_t width; /* columns of a line */
 	bool colour;
-	bool full;    /* every event, with model calls and the output of commands; else what the pages show */
+	bool full; /* every event, with model calls and the output of commands; else what the pages show */
 };
 
 enum timeline_kind {

@@ -7,7 +7,8 @@
 #include "common/text.h"
 
 static const struct opt RUN_OPTIONS[] = {
-	{ "request", OPT_VALUE, "FILE", "take the request from a JSON file (- for standard input); other options override its fields" },
+	{ "request", OPT_VALUE, "FILE",
+			"take the request from a JSON file (- for standard input); other options override its fields" },
 	{ "shell", OPT_FLAG, NULL, "let the agent run shell commands in its microVM" },
 	{ "web", OPT_FLAG, NULL, "let the agent reach the web" },
 	{ "allow-domain", OPT_LIST, "DOMAIN", "let the agent reach this domain only (repeatable; *.example.com)" },
@@ -87,63 +88,69 @@ static const struct opt PRICE_SET_OPTIONS[] = {
 	{ "web-search", OPT_VALUE, "DOLLARS", "per search; the deployment's price, without MODEL" },
 };
 
-#define OPTIONS(table) table, sizeof table / sizeof table[0]
+#define OPTIONS(table) (table), sizeof(table) / sizeof((table)[0])
 #define NO_OPTIONS NULL, 0
 
 const struct verb VERBS[] = {
 	{ "run", VERB_RUNS, "[PROMPT]", 0, 1, "start an agent in a fresh microVM",
-	  "PROMPT is what the agent shall do; - reads it from standard input. Shell and web are off unless you add them. Prints the run's\n"
-	  "id on standard output. Ctrl-C during --wait detaches: the run goes on, and how to cancel it is printed.",
-	  OPTIONS(RUN_OPTIONS),
-	  "ephemeral run 'Which primes are below 40?' --max-cost 0.02 --wait\n"
-	  "ephemeral run 'Count the lines of data.csv' --shell --file data.csv --wait\n"
-	  "ephemeral run --request request.json --timeout 60 --json\n"
-	  "git diff | ephemeral run - --metadata job=review --wait",
-	  cmd_run },
+			"PROMPT is what the agent shall do; - reads it from standard input. Shell and web are off unless you add "
+			"them. Prints the run's\n"
+			"id on standard output. Ctrl-C during --wait detaches: the run goes on, and how to cancel it is printed.",
+			OPTIONS(RUN_OPTIONS),
+			"ephemeral run 'Which primes are below 40?' --max-cost 0.02 --wait\n"
+			"ephemeral run 'Count the lines of data.csv' --shell --file data.csv --wait\n"
+			"ephemeral run --request request.json --timeout 60 --json\n"
+			"git diff | ephemeral run - --metadata job=review --wait",
+			cmd_run },
 	{ "runs", VERB_RUNS, "", 0, 0, "list runs, newest first", NULL, OPTIONS(RUNS_OPTIONS),
-	  "ephemeral runs --status running\nephemeral runs --all --json", cmd_runs },
-	{ "get", VERB_RUNS, "RUN", 1, 1, "show a run: status, output, cost", NULL, NO_OPTIONS, "ephemeral get run_… --json", cmd_get },
+			"ephemeral runs --status running\nephemeral runs --all --json", cmd_runs },
+	{ "get", VERB_RUNS, "RUN", 1, 1, "show a run: status, output, cost", NULL, NO_OPTIONS, "ephemeral get run_… --json",
+			cmd_get },
 	{ "wait", VERB_RUNS, "RUN", 1, 1, "wait for a run's end; the exit status is its end", NULL, OPTIONS(WAIT_OPTIONS),
-	  "ephemeral wait run_… --timeout 120", cmd_wait },
+			"ephemeral wait run_… --timeout 120", cmd_wait },
 	{ "cancel", VERB_RUNS, "RUN", 1, 1, "ask for a run's end", NULL, NO_OPTIONS, "ephemeral cancel run_…", cmd_cancel },
 	{ "events", VERB_RUNS, "RUN", 1, 1, "show a run's events, all of them", NULL, OPTIONS(EVENTS_OPTIONS),
-	  "ephemeral events run_… --follow\nephemeral events run_… --json | jq .type", cmd_events },
+			"ephemeral events run_… --follow\nephemeral events run_… --json | jq .type", cmd_events },
 	{ "replay", VERB_RUNS, "RUN", 1, 1, "show a run's timeline with the pace of the recording", NULL, OPTIONS(REPLAY_OPTIONS),
-	  "ephemeral replay run_… --speed 4", cmd_replay },
+			"ephemeral replay run_… --speed 4", cmd_replay },
 	{ "models", VERB_RUNS, "", 0, 0, "list models with their prices", NULL, NO_OPTIONS, NULL, cmd_models },
 	{ "login", VERB_ACCOUNT, "", 0, 0, "check an API key and save it",
-	  "The key is read from the terminal without showing it, or from standard input. It is saved (mode 0600) for the URL it was checked\n"
-	  "against, and only ever sent there.",
-	  NO_OPTIONS, "ephemeral login --url https://ephemeral.example.com\nephemeral login < key.txt", cmd_login },
+			"The key is read from the terminal without showing it, or from standard input. It is saved (mode 0600) for "
+			"the URL it was checked\n"
+			"against, and only ever sent there.",
+			NO_OPTIONS, "ephemeral login --url https://ephemeral.example.com\nephemeral login < key.txt", cmd_login },
 	{ "logout", VERB_ACCOUNT, "", 0, 0, "forget the saved key", NULL, NO_OPTIONS, NULL, cmd_logout },
 	{ "status", VERB_ACCOUNT, "", 0, 0, "show organization, role, balance and limits", NULL, NO_OPTIONS, NULL, cmd_status },
 	{ "admin org create", VERB_ADMIN, "NAME", 1, 1, "make an organization", NULL, OPTIONS(ORG_CREATE_OPTIONS),
-	  "ephemeral admin org create acme --default-model openai/gpt-x", cmd_org_create },
+			"ephemeral admin org create acme --default-model openai/gpt-x", cmd_org_create },
 	{ "admin org list", VERB_ADMIN, "", 0, 0, "list organizations", NULL, NO_OPTIONS, NULL, cmd_org_list },
 	{ "admin org credit", VERB_ADMIN, "ORG DOLLARS", 2, 2, "add credit to an organization", NULL, OPTIONS(ORG_CREDIT_OPTIONS),
-	  "ephemeral admin org credit org_… 20 --note 'invoice 7'", cmd_org_credit },
+			"ephemeral admin org credit org_… 20 --note 'invoice 7'", cmd_org_credit },
 	{ "admin key create", VERB_ADMIN, "ORG", 1, 1, "make an API key; it is shown this once", NULL, OPTIONS(KEY_CREATE_OPTIONS),
-	  "ephemeral admin key create org_… --role member --name ci", cmd_key_create },
+			"ephemeral admin key create org_… --role member --name ci", cmd_key_create },
 	{ "admin key list", VERB_ADMIN, "ORG", 1, 1, "list an organization's API keys", NULL, NO_OPTIONS, NULL, cmd_key_list },
 	{ "admin key revoke", VERB_ADMIN, "ORG KEY", 2, 2, "revoke an API key", NULL, NO_OPTIONS, NULL, cmd_key_revoke },
 	{ "admin node token", VERB_ADMIN, "", 0, 0, "make a token with which hosts join", NULL, OPTIONS(NODE_TOKEN_OPTIONS),
-	  "ephemeral admin node token --uses 3 --expires-in 3600", cmd_node_token },
+			"ephemeral admin node token --uses 3 --expires-in 3600", cmd_node_token },
 	{ "admin node list", VERB_ADMIN, "", 0, 0, "list hosts", NULL, NO_OPTIONS, NULL, cmd_node_list },
 	{ "admin node drain", VERB_ADMIN, "NODE", 1, 1, "give a host no new runs", NULL, NO_OPTIONS, NULL, cmd_node_drain },
 	{ "admin node undrain", VERB_ADMIN, "NODE", 1, 1, "give a host runs again", NULL, NO_OPTIONS, NULL, cmd_node_undrain },
 	{ "admin node revoke", VERB_ADMIN, "NODE", 1, 1, "shut a host out for good", NULL, NO_OPTIONS, NULL, cmd_node_revoke },
 	{ "admin provider set", VERB_ADMIN, "NAME", 1, 1, "add or change a model provider", NULL, OPTIONS(PROVIDER_SET_OPTIONS),
-	  "ephemeral admin provider set openai --base-url https://api.openai.com/v1 --api-key-file key.txt", cmd_provider_set },
+			"ephemeral admin provider set openai --base-url https://api.openai.com/v1 --api-key-file key.txt",
+			cmd_provider_set },
 	{ "admin provider list", VERB_ADMIN, "", 0, 0, "list model providers", NULL, NO_OPTIONS, NULL, cmd_provider_list },
 	{ "admin model set", VERB_ADMIN, "PROVIDER/MODEL", 1, 1, "add or change a model", NULL, OPTIONS(MODEL_SET_OPTIONS),
-	  "ephemeral admin model set openai/gpt-x --max-output-tokens 16384 --default", cmd_model_set },
+			"ephemeral admin model set openai/gpt-x --max-output-tokens 16384 --default", cmd_model_set },
 	{ "admin model list", VERB_ADMIN, "", 0, 0, "list models", NULL, NO_OPTIONS, NULL, cmd_model_list },
 	{ "admin price set", VERB_ADMIN, "[PROVIDER/MODEL]", 0, 1, "set a model's prices, or the deployment's",
-	  "With a model: --input and --output, and if wanted --cached-input and --percent. Without: the other four.", OPTIONS(PRICE_SET_OPTIONS),
-	  "ephemeral admin price set openai/gpt-x --input 0.25 --output 2\n"
-	  "ephemeral admin price set --run-fee 0 --compute 0.0002",
-	  cmd_price_set },
-	{ "help", VERB_ABOUT, "[VERB]", 0, 4, "show help", NULL, NO_OPTIONS, "ephemeral help run\nephemeral help admin price set", cmd_help },
+			"With a model: --input and --output, and if wanted --cached-input and --percent. Without: the other four.",
+			OPTIONS(PRICE_SET_OPTIONS),
+			"ephemeral admin price set openai/gpt-x --input 0.25 --output 2\n"
+			"ephemeral admin price set --run-fee 0 --compute 0.0002",
+			cmd_price_set },
+	{ "help", VERB_ABOUT, "[VERB]", 0, 4, "show help", NULL, NO_OPTIONS, "ephemeral help run\nephemeral help admin price set",
+			cmd_help },
 	{ "version", VERB_ABOUT, "", 0, 0, "show the version", NULL, NO_OPTIONS, NULL, cmd_version },
 };
 const size_t VERBS_COUNT = sizeof VERBS / sizeof VERBS[0];

@@ -1,6 +1,6 @@
 /*
- * The live timeline. A stream of events is read until an end, then the run is fetched for its output, then the stream goes on at the
- * next event until the run is settled. A broken stream is asked for again with Last-Event-ID. Blocks; hears Ctrl-C at once.
+ * The live timeline. A stream of events is read until an end, then the run is fetched for its output, then the stream goes on at
+ * the next event until the run is settled. A broken stream is asked for again with Last-Event-ID. Blocks; hears Ctrl-C at once.
  */
 #include "watch.h"
 
@@ -11,9 +11,9 @@
 #include "interrupt.h"
 #include "term.h"
 
-#define EVENT_MAX ((size_t)256 * 1024)       /* one event's bytes; the service's bound is below */
-#define IDLE_MS 45000                /* the service sends a comment every 15 s */
-#define OUTAGE_MS 120000             /* so long without any stream ends the watch; the run goes on */
+#define EVENT_MAX ((size_t)256 * 1024) /* one event's bytes; the service's bound is below */
+#define IDLE_MS 45000                  /* the service sends a comment every 15 s */
+#define OUTAGE_MS 120000               /* so long without any stream ends the watch; the run goes on */
 #define BACKOFF_FIRST_MS 200
 #define BACKOFF_MAX_MS 5000
 
@@ -25,10 +25,10 @@ struct state {
 	bool pause;          /* the stream was left to fetch the output */
 	bool live_line;      /* a transient line stands on the terminal */
 	bool terminal;
-	double t;            /* of the last event */
-	int64_t t_at_ns;     /* when it came */
+	double t;        /* of the last event */
+	int64_t t_at_ns; /* when it came */
 	const char *doing;
-	struct err error;    /* of the stream's bytes */
+	struct err error; /* of the stream's bytes */
 	bool broken;
 };
 
@@ -223,7 +223,9 @@ static int detached(struct state *s)
 	if (s->ended)
 		term_note("\nDetached: the run has ended, its settlement goes on. See it: ephemeral get %s", s->w->run);
 	else
-		term_note("\nDetached: the run goes on.\n  watch it:  ephemeral events %s --follow\n  cancel it: ephemeral cancel %s", s->w->run, s->w->run);
+		term_note("\nDetached: the run goes on.\n  watch it:  ephemeral events %s --follow\n  cancel it: ephemeral cancel "
+			  "%s",
+				s->w->run, s->w->run);
 	return CLI_DETACHED;
 }
 
@@ -236,7 +238,8 @@ static int gave_up(struct state *s, const struct err *e)
 }
 
 /* After a stream: CLI_OK = ask again (at once or after a while), anything else = that is the exit status. */
-static int after_stream(struct state *s, int rc, struct http_response *r, const struct err *e, int64_t *lost_at_ns, int64_t *wait_ms)
+static int after_stream(
+		struct state *s, int rc, struct http_response *r, const struct err *e, int64_t *lost_at_ns, int64_t *wait_ms)
 {
 	int64_t now = clock_mono_ns();
 

@@ -9,10 +9,10 @@
 
 struct watch {
 	struct api *api;
-	const char *run;      /* its id */
-	uint64_t after;       /* seq of the last event that is not wanted */
-	bool ndjson;          /* print each event's bytes, one a line, instead of the timeline */
-	bool output;          /* print output and cost parts at the end */
+	const char *run; /* its id */
+	uint64_t after;  /* seq of the last event that is not wanted */
+	bool ndjson;     /* print each event's bytes, one a line, instead of the timeline */
+	bool output;     /* print output and cost parts at the end */
 	struct timeline form;
 };
 

@@ -88,7 +88,7 @@ check_model() {
 	for name in EPHEMERAL_MODEL_INPUT_PRICE EPHEMERAL_MODEL_OUTPUT_PRICE; do
 		if [ -n "${!name:-}" ]; then
 			price_ok "${!name}" || missing "$name = ${!name}: it must be dollars per million tokens, for example 0.25"
-		elif [ ! -t 0 ] && ! remembered_prices; then
+		elif [ ! -t 0 ] && { [ -z "${EPHEMERAL_MODEL:-}" ] || ! remembered_prices; }; then
 			missing "$name: dollars per million tokens; prices are not guessed"
 		fi
 	done

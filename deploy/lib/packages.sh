@@ -15,7 +15,7 @@ packages_missing() {
 	installed=$(dpkg-query -W -f '${db:Status-Status} ${Package}\n' 2>/dev/null | sed -n 's/^installed //p' | sort -u)
 	comm -23 <(packages_wanted) <(echo "$installed")
 	version=$(dpkg-query -W -f '${Version}' libevent-core-2.1-7 2>/dev/null || true)
-	if [ -n "$version" ] && dpkg --compare-versions "$version" lt "$LIBEVENT_MIN"; then tr ' ' '\n' <<<"$LIBEVENT"; fi
+	if [ -n "$version" ] && dpkg --compare-versions "$version" lt "$LIBEVENT_MIN" 2>/dev/null; then tr ' ' '\n' <<<"$LIBEVENT"; fi
 }
 
 # Installing Debian's Postgres makes and starts a cluster of its own, unless its settings say no. They are put back afterwards: existing

@@ -152,8 +152,10 @@ static void body_of(const char *line, const char *wanted)
 static void test_request(void **state)
 {
 	(void)state;
-	body_of("hi|--shell|--max-cost|0.04|--timeout|120", "{\"prompt\":\"hi\",\"shell\":true,\"timeout_seconds\":120,\"max_cost_micros\":40000}");
-	body_of("hi|--allow-domain|a.example|--allow-domain|*.b.example", "{\"prompt\":\"hi\",\"web\":{\"allow_domains\":[\"a.example\",\"*.b.example\"]}}");
+	body_of("hi|--shell|--max-cost|0.04|--timeout|120",
+			"{\"prompt\":\"hi\",\"shell\":true,\"timeout_seconds\":120,\"max_cost_micros\":40000}");
+	body_of("hi|--allow-domain|a.example|--allow-domain|*.b.example",
+			"{\"prompt\":\"hi\",\"web\":{\"allow_domains\":[\"a.example\",\"*.b.example\"]}}");
 	body_of("hi|--metadata|k=v=w|--size|small", "{\"prompt\":\"hi\",\"size\":\"small\",\"metadata\":{\"k\":\"v=w\"}}");
 	body_of("hi|--metadata|kv", "--metadata kv: it must be KEY=VALUE");
 	body_of("hi|--metadata|k=1|--metadata|k=2", "--metadata k is given twice");
@@ -169,7 +171,8 @@ static void test_urls(void **state)
 		{ "https://a.example/Sub/", "https://a.example/Sub" },
 		{ "http://[::1]:80", "http://[::1]:80" },
 	};
-	static const char *const bad[] = { "", "a.example", "ftp://a", "http://", "https:///x", "http://u:p@a", "http://a?x", "http://a b", "http://a\n" };
+	static const char *const bad[] = { "", "a.example", "ftp://a", "http://", "https:///x", "http://u:p@a", "http://a?x",
+		"http://a b", "http://a\n" };
 	char out[SAVED_URL_MAX];
 	struct err e;
 
@@ -192,7 +195,8 @@ static bool join(void *arg, const char *bytes, size_t n)
 static void test_raw(void **state)
 {
 	static const char *const cases[][2] = {
-		{ "{\"data\":[{\"a\":[1,2]} , {\"b\":\"]}\\\"\"}, 3,\"x\",[ ] ],\"next_cursor\":null}", "{\"a\":[1,2]};{\"b\":\"]}\\\"\"};3;\"x\";[ ];" },
+		{ "{\"data\":[{\"a\":[1,2]} , {\"b\":\"]}\\\"\"}, 3,\"x\",[ ] ],\"next_cursor\":null}",
+				"{\"a\":[1,2]};{\"b\":\"]}\\\"\"};3;\"x\";[ ];" },
 		{ " { \"x\" : {\"data\":[9]}, \"data\" : [ 1.50 ] } ", "1.50;" },
 		{ "{\"data\":[]}", "" },
 		{ "{\"data\":7}", "" },
@@ -222,8 +226,13 @@ static void test_raw(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_options), cmocka_unit_test(test_refused), cmocka_unit_test(test_verbs), cmocka_unit_test(test_table),
-		cmocka_unit_test(test_request), cmocka_unit_test(test_urls),    cmocka_unit_test(test_raw),
+		cmocka_unit_test(test_options),
+		cmocka_unit_test(test_refused),
+		cmocka_unit_test(test_verbs),
+		cmocka_unit_test(test_table),
+		cmocka_unit_test(test_request),
+		cmocka_unit_test(test_urls),
+		cmocka_unit_test(test_raw),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -15,7 +15,9 @@ static char *render(const struct timeline *t, const char *type, const char *data
 	struct json *event = NULL;
 	struct err e;
 
-	assert_true(buf_printf(&text, "{\"run_id\":\"r\",\"seq\":1,\"at\":\"x\",\"t\":2.420,\"source\":\"host\",\"type\":\"%s\",\"data\":%s}", type, data));
+	assert_true(buf_printf(&text,
+			"{\"run_id\":\"r\",\"seq\":1,\"at\":\"x\",\"t\":2.420,\"source\":\"host\",\"type\":\"%s\",\"data\":%s}",
+			type, data));
 	assert_int_equal(json_parse((const char *)text.data, text.len, &event, &e), 0);
 	timeline_event(t, event, &out);
 	assert_false(out.failed);
@@ -59,25 +61,32 @@ static void test_short_form_leaves_out(void **state)
 static void test_full_form(void **state)
 {
 	(void)state;
-	expect(&FULL, "shell.exited", "{\"exit_code\":6,\"duration_ms\":123,\"cut_bytes\":0}", "  2.42  Shell        exit 6 in 0.12 s\n");
+	expect(&FULL, "shell.exited", "{\"exit_code\":6,\"duration_ms\":123,\"cut_bytes\":0}",
+			"  2.42  Shell        exit 6 in 0.12 s\n");
 	expect(&FULL, "shell.exited", "{\"signal\":9,\"duration_ms\":5,\"cut_bytes\":7,\"timed_out\":true}",
-			"  2.42  Shell        stopped at its time limit · ended by signal 9 in 0.00 s · 7 bytes of output not kept\n");
-	expect(&FULL, "shell.output", "{\"stream\":\"stdout\",\"text\":\"a\\nb\\n\"}", "                     │ a\n                     │ b\n");
+			"  2.42  Shell        stopped at its time limit · ended by signal 9 in 0.00 s · 7 bytes of output not "
+			"kept\n");
+	expect(&FULL, "shell.output", "{\"stream\":\"stdout\",\"text\":\"a\\nb\\n\"}",
+			"                     │ a\n                     │ b\n");
 	expect(&FULL, "shell.output", "{\"stream\":\"stdout\",\"base64\":\"/w==\"}", "                     │ \\xff\n");
-	expect(&FULL, "shell.output", "{\"stream\":\"stdout\",\"base64\":\"?\"}", "                     │ (output that is no base64)\n");
+	expect(&FULL, "shell.output", "{\"stream\":\"stdout\",\"base64\":\"?\"}",
+			"                     │ (output that is no base64)\n");
 }
 
 static void test_class_and_jail_are_said(void **state)
 {
 	(void)state;
 	expect(&SHORT, "microvm.ready", "{\"isolation\":\"emulated\"}", "  2.42  MicroVM      microVM ready · emulated\n");
-	expect(&SHORT, "microvm.ready", "{\"isolation\":\"kvm\",\"jail\":\"none\"}", "  2.42  MicroVM      microVM ready · WITHOUT JAIL\n");
+	expect(&SHORT, "microvm.ready", "{\"isolation\":\"kvm\",\"jail\":\"none\"}",
+			"  2.42  MicroVM      microVM ready · WITHOUT JAIL\n");
 }
 
 static void test_ends(void **state)
 {
 	(void)state;
-	expect(&SHORT, "run.failed", "{\"error\":{\"code\":\"vm_start_failed\",\"message\":\"no VMM\",\"remedy\":\"Mend it.\"},\"usage\":{\"model_calls\":0}}",
+	expect(&SHORT, "run.failed",
+			"{\"error\":{\"code\":\"vm_start_failed\",\"message\":\"no VMM\",\"remedy\":\"Mend "
+			"it.\"},\"usage\":{\"model_calls\":0}}",
 			"  2.42  Failed       vm_start_failed: no VMM\n                     Mend it.\n");
 	expect(&SHORT, "run.timed_out", "{\"error\":{\"code\":\"timed_out\"},\"usage\":{\"model_calls\":1,\"total_tokens\":12}}",
 			"  2.42  Timed out    timed_out\n                     1 model call, 12 tokens\n");
@@ -88,9 +97,12 @@ static void test_ends(void **state)
 /* Nothing that a guest printed reaches the terminal raw. */
 static void test_hostile_text(void **state)
 {
-	static const char *const types[] = { "shell.started", "shell.output", "worker.note", "denied", "tool.called", "web.request", "run.failed" };
-	static const char data[] = "{\"command\":\"\\u001b[2J\\u009b31m\\u202e\\u0007\\r\",\"text\":\"\\u001b]0;x\\u0007\\u2066\\rx\",\"what\":\"\\u001bc\",\"rule\":\"\\u001b\","
-				   "\"tool\":\"\\u001b\",\"path\":\"\\u001b\",\"error\":{\"code\":\"\\u001b\",\"message\":\"\\u001b\",\"remedy\":\"\\u001b\"},"
+	static const char *const types[] = { "shell.started", "shell.output", "worker.note", "denied", "tool.called", "web.request",
+		"run.failed" };
+	static const char data[] = "{\"command\":\"\\u001b[2J\\u009b31m\\u202e\\u0007\\r\",\"text\":\"\\u001b]0;"
+				   "x\\u0007\\u2066\\rx\",\"what\":\"\\u001bc\",\"rule\":\"\\u001b\","
+				   "\"tool\":\"\\u001b\",\"path\":\"\\u001b\",\"error\":{\"code\":\"\\u001b\",\"message\":"
+				   "\"\\u001b\",\"remedy\":\"\\u001b\"},"
 				   "\"host\":\"\\u001b\",\"method\":\"\\u001b\",\"status\":\"\\u001b\"}";
 
 	(void)state;
@@ -113,7 +125,8 @@ static void test_width(void **state)
 	char *got;
 
 	(void)state;
-	expect(&narrow, "shell.started", "{\"command\":\"0123456789012345678901234567890123456789\"}", "  2.42  Shell        $ 0123456789012345…\n");
+	expect(&narrow, "shell.started", "{\"command\":\"0123456789012345678901234567890123456789\"}",
+			"  2.42  Shell        $ 0123456789012345…\n");
 	got = render(&narrow, "shell.started", "{\"command\":\"ééééééééééééééééééééééééééé\\nü\"}");
 	assert_non_null(strstr(got, "é…\n"));
 	free(got);
@@ -122,10 +135,11 @@ static void test_width(void **state)
 
 static void test_wrong_types(void **state)
 {
-	static const char *const types[] = { "run.queued", "run.claimed", "run.requeued", "microvm.ready", "worker.started", "model.call", "shell.started",
-		"shell.output", "shell.exited", "tool.called", "worker.note", "connection.call", "web.request", "denied", "events.truncated", "microvm.destroyed",
-		"run.succeeded", "run.failed", "run.settled" };
-	static const char *const data[] = { "{}", "[]", "1", "null", "{\"command\":7,\"text\":[],\"base64\":{},\"usage\":3,\"error\":\"x\",\"web\":\"yes\",\"jail\":1}" };
+	static const char *const types[] = { "run.queued", "run.claimed", "run.requeued", "microvm.ready", "worker.started",
+		"model.call", "shell.started", "shell.output", "shell.exited", "tool.called", "worker.note", "connection.call",
+		"web.request", "denied", "events.truncated", "microvm.destroyed", "run.succeeded", "run.failed", "run.settled" };
+	static const char *const data[] = { "{}", "[]", "1", "null",
+		"{\"command\":7,\"text\":[],\"base64\":{},\"usage\":3,\"error\":\"x\",\"web\":\"yes\",\"jail\":1}" };
 
 	(void)state;
 	for (size_t i = 0; i < sizeof types / sizeof types[0]; i++)
@@ -158,9 +172,15 @@ static void test_parts_and_numbers(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_sample_page),   cmocka_unit_test(test_short_form_leaves_out), cmocka_unit_test(test_full_form),
-		cmocka_unit_test(test_class_and_jail_are_said), cmocka_unit_test(test_ends), cmocka_unit_test(test_hostile_text),
-		cmocka_unit_test(test_width),         cmocka_unit_test(test_wrong_types),           cmocka_unit_test(test_parts_and_numbers),
+		cmocka_unit_test(test_sample_page),
+		cmocka_unit_test(test_short_form_leaves_out),
+		cmocka_unit_test(test_full_form),
+		cmocka_unit_test(test_class_and_jail_are_said),
+		cmocka_unit_test(test_ends),
+		cmocka_unit_test(test_hostile_text),
+		cmocka_unit_test(test_width),
+		cmocka_unit_test(test_wrong_types),
+		cmocka_unit_test(test_parts_and_numbers),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
