@@ -48,16 +48,19 @@ int wait_for_database(const struct config *config, struct err *e)
 		if (p == PQPING_OK)
 			return 0;
 		if (p == PQPING_NO_ATTEMPT)
-			return err_set(e, ERR_INVALID, "database: this is not a usable libpq connection string; "
-						       "write for example \"host=/run/postgresql dbname=ephemeral user=ephemeral\"");
+			return err_set(e, ERR_INVALID,
+					"database: this is not a usable libpq connection string; "
+					"write for example \"host=/run/postgresql dbname=ephemeral user=ephemeral\"");
 		now = clock_boot_ms();
 		if (now - begin >= config->start_wait_seconds * 1000)
-			return err_set(e, ERR_UNAVAILABLE, "Postgres did not take connections within %" PRId64 " s (%s): start it, or correct the key database",
+			return err_set(e, ERR_UNAVAILABLE,
+					"Postgres did not take connections within %" PRId64
+					" s (%s): start it, or correct the key database",
 					config->start_wait_seconds, ping_text(p));
 		if (now - said >= SAY_EVERY_MS) {
 			said = now;
-			log_warn("waiting for postgres waited_seconds=%" PRId64 " of=%" PRId64 " reason=\"%s\"", (now - begin) / 1000,
-					config->start_wait_seconds, ping_text(p));
+			log_warn("waiting for postgres waited_seconds=%" PRId64 " of=%" PRId64 " reason=\"%s\"",
+					(now - begin) / 1000, config->start_wait_seconds, ping_text(p));
 		}
 		nanosleep(&pause, NULL);
 	}
@@ -118,9 +121,10 @@ static int make_files(const struct arguments *args, const struct config *config,
 		return -1;
 	if (args->json)
 		return 0;
-	printf("keyring       %s (%s)\n", config->keyring, keyring ? "made: keep a copy, without it no key works any more" : "kept");
-	printf("certificates  %s (CA %s, server %s, root key %s)\n", config->tls_dir, pki.ca ? "made" : "kept", pki.server ? "made" : "kept",
-			pki.root ? "made" : "kept");
+	printf("keyring       %s (%s)\n", config->keyring,
+			keyring ? "made: keep a copy, without it no key works any more" : "kept");
+	printf("certificates  %s (CA %s, server %s, root key %s)\n", config->tls_dir, pki.ca ? "made" : "kept",
+			pki.server ? "made" : "kept", pki.root ? "made" : "kept");
 	return 0;
 }
 
@@ -147,7 +151,8 @@ int command_bootstrap(const struct arguments *args, const struct config *config)
 	int64_t keys;
 	int applied = 0;
 
-	if (make_files(args, config, &e) != 0 || wait_for_database(config, &e) != 0 || store_migrate(config->database, &applied, &e) != 0 ||
+	if (make_files(args, config, &e) != 0 || wait_for_database(config, &e) != 0 ||
+			store_migrate(config->database, &applied, &e) != 0 ||
 			store_operator_key_count(config->database, &keys, &e) != 0)
 		return failed(&e);
 	if ((keys == 0 || args->new_operator_key) && make_operator_key(config, key, &e) != 0)

@@ -11,95 +11,79 @@
 #include <inttypes.h>
 #include <stddef.h>
 
-#define AT(field) offsetof(struct config, field)
 #define PATH_BYTES 4000
 #define DAY INT64_C(86400)
 
+/* name, default, least and most (of a text: its length), help, then what is special about the key. */
+#define KEY(key, kind, def, lo, hi, ...)                                                                                           \
+	{                                                                                                                          \
+		.name = #key, .type = kind, .offset = offsetof(struct config, key), .fallback = def, .min = lo, .max = hi,         \
+		.help = __VA_ARGS__                                                                                                \
+	}
+#define TEXT(key, def, lo, hi, ...) KEY(key, CONFIG_STRING, def, lo, hi, __VA_ARGS__)
+#define LIST(key, def, lo, hi, ...) KEY(key, CONFIG_LIST, def, lo, hi, __VA_ARGS__)
+#define NUMBER(key, def, lo, hi, ...) KEY(key, CONFIG_INT, def, lo, hi, __VA_ARGS__)
+#define SWITCH(key, def, ...) KEY(key, CONFIG_BOOL, def, 0, 0, __VA_ARGS__)
+#define CHOICE(key, def, of, ...) KEY(key, CONFIG_ENUM, def, 0, 0, __VA_ARGS__, .choices = of)
+
+/* clang-format off */
 static const struct config_key config_keys[] = {
-	{ .name = "database", .type = CONFIG_STRING, .offset = AT(database), .fallback = "dbname=ephemeral", .min = 1, .max = 2000, .secret = true,
-	  .help = "Postgres as a libpq connection string, for example \"host=/run/postgresql dbname=ephemeral user=ephemeral\"" },
-	{ .name = "listen", .type = CONFIG_STRING, .offset = AT(listen), .fallback = "127.0.0.1:8080", .min = 1, .max = 300,
-	  .help = "address of the public API, host:port; port 0 = any free one" },
-	{ .name = "operator_listen", .type = CONFIG_STRING, .offset = AT(operator_listen), .fallback = "127.0.0.1:8081", .min = 1, .max = 300,
-	  .help = "address of the operator API (operator keys work only here), host:port" },
-	{ .name = "link_listen", .type = CONFIG_STRING, .offset = AT(link_listen), .fallback = ":7443", .min = 1, .max = 300,
-	  .help = "address that nodes dial, host:port, TLS" },
-	{ .name = "scripted_listen", .type = CONFIG_STRING, .offset = AT(scripted_listen), .fallback = "", .max = 300,
-	  .help = "address of the scripted model provider (a script, not a model), host:port; empty = off" },
-	{ .name = "scripted_token_file", .type = CONFIG_STRING, .offset = AT(scripted_token_file), .optional = true, .max = PATH_BYTES,
-	  .help = "file with the bearer token of the scripted provider; needed with scripted_listen" },
-	{ .name = "keyring", .type = CONFIG_STRING, .offset = AT(keyring), .fallback = "/var/lib/ephemeral/control/keyring", .min = 1, .max = PATH_BYTES,
-	  .help = "file with the sealing and hashing keys, mode 0400, equal on every controld of a deployment" },
-	{ .name = "tls_dir", .type = CONFIG_STRING, .offset = AT(tls_dir), .fallback = "/var/lib/ephemeral/control/tls", .min = 1, .max = PATH_BYTES,
-	  .help = "directory with the deployment's CA, the link's certificate and the root key for nodes" },
-	{ .name = "link_addresses", .type = CONFIG_LIST, .offset = AT(link_addresses), .optional = true, .max = 400,
-	  .help = "host:port,... under which nodes reach the link of every controld; written into join tokens; default: link_listen" },
-	{ .name = "link_names", .type = CONFIG_LIST, .offset = AT(link_names), .fallback = "", .max = 1000,
-	  .help = "more DNS names and IP addresses for the link's certificate, comma separated" },
-	{ .name = "public_url", .type = CONFIG_STRING, .offset = AT(public_url), .optional = true, .min = 8, .max = 400,
-	  .help = "URL under which clients reach the API; stands in problem types and run URLs; default: http:// and listen" },
+	TEXT(database, "dbname=ephemeral", 1, 2000,
+		"Postgres as a libpq connection string, for example \"host=/run/postgresql dbname=ephemeral user=ephemeral\"", .secret = true),
+	TEXT(listen, "127.0.0.1:8080", 1, 300, "address of the public API, host:port; port 0 = any free one"),
+	TEXT(operator_listen, "127.0.0.1:8081", 1, 300, "address of the operator API (operator keys work only here), host:port"),
+	TEXT(link_listen, ":7443", 1, 300, "address that nodes dial, host:port, TLS"),
+	TEXT(scripted_listen, "", 0, 300, "address of the scripted model provider (a script, not a model), host:port; empty = off"),
+	TEXT(scripted_token_file, NULL, 0, PATH_BYTES,
+		"file with the bearer token of the scripted provider; needed with scripted_listen", .optional = true),
+	TEXT(keyring, "/var/lib/ephemeral/control/keyring", 1, PATH_BYTES,
+		"file with the sealing and hashing keys, mode 0400, equal on every controld of a deployment"),
+	TEXT(tls_dir, "/var/lib/ephemeral/control/tls", 1, PATH_BYTES,
+		"directory with the deployment's CA, the link's certificate and the root key for nodes"),
+	LIST(link_addresses, NULL, 0, 400,
+		"host:port,... under which nodes reach the link of every controld; written into join tokens; default: link_listen", .optional = true),
+	LIST(link_names, "", 0, 1000, "more DNS names and IP addresses for the link's certificate, comma separated"),
+	TEXT(public_url, NULL, 8, 400,
+		"URL under which clients reach the API; stands in problem types and run URLs; default: http:// and listen", .optional = true),
 
-	{ .name = "lease_seconds", .type = CONFIG_INT, .offset = AT(lease_seconds), .fallback = "60", .min = 3, .max = 3600,
-	  .help = "seconds a node may go on without an answer before it must kill its runs" },
-	{ .name = "lease_renew_seconds", .type = CONFIG_INT, .offset = AT(lease_renew_seconds), .fallback = "10", .min = 1, .max = 600,
-	  .help = "seconds between renewals; at most a third of lease_seconds" },
-	{ .name = "lease_grace_seconds", .type = CONFIG_INT, .offset = AT(lease_grace_seconds), .fallback = "10", .min = 1, .max = 600,
-	  .help = "seconds after the lease before a node counts as lost" },
-	{ .name = "queue_timeout_seconds", .type = CONFIG_INT, .offset = AT(queue_timeout_seconds), .fallback = "600", .min = 1, .max = DAY,
-	  .help = "seconds a run may wait for a node before it fails with no_capacity" },
-	{ .name = "ending_timeout_seconds", .type = CONFIG_INT, .offset = AT(ending_timeout_seconds), .fallback = "60", .min = 2, .max = 3600,
-	  .help = "seconds a run may be ending (its VM destroyed, its finish not here yet) before it is swept" },
-	{ .name = "max_timeout_seconds", .type = CONFIG_INT, .offset = AT(max_timeout_seconds), .fallback = "3600", .min = 1, .max = DAY,
-	  .help = "largest timeout_seconds that a run may ask for" },
-	{ .name = "default_timeout_seconds", .type = CONFIG_INT, .offset = AT(default_timeout_seconds), .fallback = "300", .min = 1, .max = DAY,
-	  .help = "timeout_seconds of a run that names none" },
-	{ .name = "retention_days", .type = CONFIG_INT, .offset = AT(retention_days), .fallback = "30", .min = 1, .max = 3650,
-	  .help = "days that an ended run's record is kept" },
+	NUMBER(lease_seconds, "60", 3, 3600, "seconds a node may go on without an answer before it must kill its runs"),
+	NUMBER(lease_renew_seconds, "10", 1, 600, "seconds between renewals; at most a third of lease_seconds"),
+	NUMBER(lease_grace_seconds, "10", 1, 600, "seconds after the lease before a node counts as lost"),
+	NUMBER(queue_timeout_seconds, "600", 1, DAY, "seconds a run may wait for a node before it fails with no_capacity"),
+	NUMBER(ending_timeout_seconds, "60", 2, 3600,
+		"seconds a run may be ending (its VM destroyed, its finish not here yet) before it is swept"),
+	NUMBER(max_timeout_seconds, "3600", 1, DAY, "largest timeout_seconds that a run may ask for"),
+	NUMBER(default_timeout_seconds, "300", 1, DAY, "timeout_seconds of a run that names none"),
+	NUMBER(retention_days, "30", 1, 3650, "days that an ended run's record is kept"),
 
-	{ .name = "max_cost_micros", .type = CONFIG_INT, .offset = AT(max_cost_micros), .fallback = "100000000", .min = 1, .max = PRICE_MICROS_MAX,
-	  .help = "largest max_cost_micros that a run may ask for, millionths of a dollar" },
-	{ .name = "default_cost_micros", .type = CONFIG_INT, .offset = AT(default_cost_micros), .fallback = "1000000", .min = 1, .max = PRICE_MICROS_MAX,
-	  .help = "max_cost_micros of a run that names none, millionths of a dollar" },
-	{ .name = "max_queued_per_org", .type = CONFIG_INT, .offset = AT(max_queued_per_org), .fallback = "1000", .min = 1, .max = 1000000,
-	  .help = "runs that an organization may have queued" },
-	{ .name = "max_running_per_org", .type = CONFIG_INT, .offset = AT(max_running_per_org), .fallback = "100", .min = 1, .max = 1000000,
-	  .help = "runs that an organization may have running at once" },
+	NUMBER(max_cost_micros, "100000000", 1, PRICE_MICROS_MAX,
+		"largest max_cost_micros that a run may ask for, millionths of a dollar"),
+	NUMBER(default_cost_micros, "1000000", 1, PRICE_MICROS_MAX,
+		"max_cost_micros of a run that names none, millionths of a dollar"),
+	NUMBER(max_queued_per_org, "1000", 1, 1000000, "runs that an organization may have queued"),
+	NUMBER(max_running_per_org, "100", 1, 1000000, "runs that an organization may have running at once"),
 
-	{ .name = "size_small", .type = CONFIG_STRING, .offset = AT(size_small), .fallback = "256,1", .min = 1, .max = 32,
-	  .help = "memory in MiB and CPUs of size \"small\"" },
-	{ .name = "size_standard", .type = CONFIG_STRING, .offset = AT(size_standard), .fallback = "512,1", .min = 1, .max = 32,
-	  .help = "memory in MiB and CPUs of size \"standard\"" },
-	{ .name = "size_large", .type = CONFIG_STRING, .offset = AT(size_large), .fallback = "2048,2", .min = 1, .max = 32,
-	  .help = "memory in MiB and CPUs of size \"large\"" },
+	TEXT(size_small, "256,1", 1, 32, "memory in MiB and CPUs of size \"small\""),
+	TEXT(size_standard, "512,1", 1, 32, "memory in MiB and CPUs of size \"standard\""),
+	TEXT(size_large, "2048,2", 1, 32, "memory in MiB and CPUs of size \"large\""),
 
-	{ .name = "http_connections", .type = CONFIG_INT, .offset = AT(http_connections), .fallback = "4096", .min = 8, .max = 100000,
-	  .help = "connections that each HTTP listener holds" },
-	{ .name = "http_body_budget_mib", .type = CONFIG_INT, .offset = AT(http_body_budget_mib), .fallback = "256", .min = 16, .max = 65536,
-	  .help = "MiB of request bodies in flight before new ones get 503" },
-	{ .name = "http_deadline_seconds", .type = CONFIG_INT, .offset = AT(http_deadline_seconds), .fallback = "30", .min = 1, .max = 600,
-	  .help = "seconds that a client has to send a whole request" },
-	{ .name = "http_idle_seconds", .type = CONFIG_INT, .offset = AT(http_idle_seconds), .fallback = "75", .min = 1, .max = 3600,
-	  .help = "seconds that an idle connection is kept" },
-	{ .name = "stream_clients", .type = CONFIG_INT, .offset = AT(stream_clients), .fallback = "2048", .min = 8, .max = 100000,
-	  .help = "clients that may follow runs (event streams and waits) at once" },
-	{ .name = "link_contexts", .type = CONFIG_INT, .offset = AT(link_contexts), .fallback = "1024", .min = 16, .max = 65536,
-	  .help = "node requests held at once; a node takes one while it waits for work and one or two while its runs report" },
-	{ .name = "link_poll_seconds", .type = CONFIG_INT, .offset = AT(link_poll_seconds), .fallback = "10", .min = 1, .max = 10,
-	  .help = "longest wait of a node's poll" },
-	{ .name = "start_wait_seconds", .type = CONFIG_INT, .offset = AT(start_wait_seconds), .fallback = "30", .min = 0, .max = 3600,
-	  .help = "seconds to wait for Postgres at start" },
-	{ .name = "stop_wait_seconds", .type = CONFIG_INT, .offset = AT(stop_wait_seconds), .fallback = "5", .min = 0, .max = 600,
-	  .help = "seconds that requests under way get at SIGTERM" },
+	NUMBER(http_connections, "4096", 8, 100000, "connections that each HTTP listener holds"),
+	NUMBER(http_body_budget_mib, "256", 16, 65536, "MiB of request bodies in flight before new ones get 503"),
+	NUMBER(http_deadline_seconds, "30", 1, 600, "seconds that a client has to send a whole request"),
+	NUMBER(http_idle_seconds, "75", 1, 3600, "seconds that an idle connection is kept"),
+	NUMBER(stream_clients, "2048", 8, 100000, "clients that may follow runs (event streams and waits) at once"),
+	NUMBER(link_contexts, "1024", 16, 65536,
+		"node requests held at once; a node takes one while it waits for work and one or two while its runs report"),
+	NUMBER(link_poll_seconds, "10", 1, 10, "longest wait of a node's poll"),
+	NUMBER(start_wait_seconds, "30", 0, 3600, "seconds to wait for Postgres at start"),
+	NUMBER(stop_wait_seconds, "5", 0, 600, "seconds that requests under way get at SIGTERM"),
 
-	{ .name = "hide_node", .type = CONFIG_BOOL, .offset = AT(hide_node), .fallback = "off",
-	  .help = "leave the node's id out of what clients see" },
-	{ .name = "callback_http", .type = CONFIG_BOOL, .offset = AT(callback_http), .fallback = "off",
-	  .help = "allow http:// callback URLs beside https://" },
-	{ .name = "log_level", .type = CONFIG_ENUM, .offset = AT(log_level), .fallback = "info", .choices = "debug|info|warn|error", .reloadable = true,
-	  .help = "least level that is logged" },
-	{ .name = "log_json", .type = CONFIG_BOOL, .offset = AT(log_json), .fallback = "off", .reloadable = true,
-	  .help = "log JSON lines instead of text" },
+	SWITCH(hide_node, "off", "leave the node's id out of what clients see"),
+	SWITCH(callback_http, "off", "allow http:// callback URLs beside https://"),
+	CHOICE(log_level, "info", "debug|info|warn|error", "least level that is logged", .reloadable = true),
+	SWITCH(log_json, "off", "log JSON lines instead of text", .reloadable = true),
 };
+/* clang-format on */
 static const size_t config_key_count = sizeof(config_keys) / sizeof(config_keys[0]);
 
 static int parse_size(const char *key, const char *value, struct config_size *out, struct err *e)
@@ -143,7 +127,9 @@ static int check_addresses(const struct config *c, struct err *e)
 		if (check_addr("scripted_listen", c->scripted_listen, e) != 0)
 			return -1;
 		if (!c->scripted_token_file)
-			return err_set(e, ERR_INVALID, "scripted_listen is set, but scripted_token_file is not: name a file that holds the bearer token");
+			return err_set(e, ERR_INVALID,
+					"scripted_listen is set, but scripted_token_file is not: name a file that holds the bearer "
+					"token");
 	}
 	if (!c->link_addresses)
 		return 0;
@@ -162,7 +148,8 @@ static int check_addresses(const struct config *c, struct err *e)
 static int check_numbers(const struct config *c, struct err *e)
 {
 	if (c->lease_renew_seconds * 3 > c->lease_seconds)
-		return err_set(e, ERR_INVALID, "lease_renew_seconds is %" PRId64 ", but at most a third of lease_seconds (%" PRId64 ") is allowed",
+		return err_set(e, ERR_INVALID,
+				"lease_renew_seconds is %" PRId64 ", but at most a third of lease_seconds (%" PRId64 ") is allowed",
 				c->lease_renew_seconds, c->lease_seconds);
 	if (c->default_timeout_seconds > c->max_timeout_seconds)
 		return err_set(e, ERR_INVALID, "default_timeout_seconds is %" PRId64 ", above max_timeout_seconds (%" PRId64 ")",
@@ -184,7 +171,8 @@ int config_read(struct config *c, const char *path, const char *const *overrides
 		goto fail;
 	if (check_addresses(c, e) != 0 || check_numbers(c, e) != 0)
 		goto fail;
-	if (parse_size("size_small", c->size_small, &c->small, e) != 0 || parse_size("size_standard", c->size_standard, &c->standard, e) != 0 ||
+	if (parse_size("size_small", c->size_small, &c->small, e) != 0 ||
+			parse_size("size_standard", c->size_standard, &c->standard, e) != 0 ||
 			parse_size("size_large", c->size_large, &c->large, e) != 0)
 		goto fail;
 	return 0;
@@ -227,7 +215,8 @@ void config_reload(struct config *c, const struct config *fresh, size_t *kept)
 			others++;
 			continue;
 		}
-		memcpy((char *)c + k->offset, (const char *)fresh + k->offset, k->type == CONFIG_BOOL ? sizeof(bool) : sizeof(int64_t));
+		memcpy((char *)c + k->offset, (const char *)fresh + k->offset,
+				k->type == CONFIG_BOOL ? sizeof(bool) : sizeof(int64_t));
 	}
 	if (kept)
 		*kept = others;

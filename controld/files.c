@@ -1,6 +1,6 @@
 /*
- * Small files that must be whole or absent: keyring, certificates, keys. Called by secrets.c, pki.c and main.c before the loop runs;
- * blocks. A name in the same directory is written first, so that a crash leaves the old file or none.
+ * Small files that must be whole or absent: keyring, certificates, keys. Called by secrets.c, pki.c and main.c before the loop
+ * runs; blocks. A name in the same directory is written first, so that a crash leaves the old file or none.
  */
 #include "files.h"
 
@@ -44,7 +44,8 @@ int file_read(const char *path, bool secret, struct buf *out, struct err *e)
 	else if (!S_ISREG(st.st_mode))
 		rc = err_set(e, ERR_INVALID, "%s is not a regular file", path);
 	else if (secret && (st.st_mode & 077) != 0)
-		rc = err_set(e, ERR_DENIED, "%s can be read or written by others (mode %04o): chmod 0400 it", path, (unsigned)(st.st_mode & 07777));
+		rc = err_set(e, ERR_DENIED, "%s can be read or written by others (mode %04o): chmod 0400 it", path,
+				(unsigned)(st.st_mode & 07777));
 	else
 		rc = read_fd(fd, path, out, e);
 	close(fd);

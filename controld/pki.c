@@ -124,7 +124,8 @@ static int write_pair(const char *dir, const char *cert_name, X509 *cert, const 
 	BIO *key_bio = BIO_new(BIO_s_mem()), *cert_bio = BIO_new(BIO_s_mem());
 	int rc = -1;
 
-	if (!key_bio || !cert_bio || PEM_write_bio_PKCS8PrivateKey(key_bio, key, NULL, NULL, 0, NULL, NULL) != 1 || PEM_write_bio_X509(cert_bio, cert) != 1)
+	if (!key_bio || !cert_bio || PEM_write_bio_PKCS8PrivateKey(key_bio, key, NULL, NULL, 0, NULL, NULL) != 1 ||
+			PEM_write_bio_X509(cert_bio, cert) != 1)
 		pki_crypto_error(e, "write PEM");
 	else if (write_bio(dir, key_name, key_bio, 0400, e) == 0)
 		rc = write_bio(dir, cert_name, cert_bio, 0444, e);
@@ -287,7 +288,8 @@ static int load_checked(const char *dir, struct pki *p, X509 **ca, X509 **cert, 
 	if (X509_check_private_key(*cert, *key) != 1)
 		return err_set(e, ERR_INVALID, "%s: server.key is not the key of server.pem", dir);
 	if (X509_verify(*cert, X509_get0_pubkey(*ca)) != 1)
-		return err_set(e, ERR_INVALID, "%s: server.pem is not by the CA in ca.pem: remove server.pem and run bootstrap again", dir);
+		return err_set(e, ERR_INVALID,
+				"%s: server.pem is not by the CA in ca.pem: remove server.pem and run bootstrap again", dir);
 	p->server_days = days_left(*cert);
 	if (p->server_days < 0 || X509_cmp_current_time(X509_get0_notAfter(*cert)) < 0)
 		return err_set(e, ERR_INVALID, "%s: the link's certificate has ended: run bootstrap again", dir);

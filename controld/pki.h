@@ -1,6 +1,6 @@
 /*
- * The deployment's own keys for hosts: a CA (ECDSA P-256, X.509, ten years) that signs the link's server certificate, and an Ed25519
- * root key that certifies each node's signing key. All in tls_dir:
+ * The deployment's own keys for hosts: a CA (ECDSA P-256, X.509, ten years) that signs the link's server certificate, and an
+ * Ed25519 root key that certifies each node's signing key. All in tls_dir:
  *
  *   ca.pem 0444, ca.key 0400, server.pem 0444, server.key 0400, root.key 0400 (32 bytes as hex)
  *
@@ -31,7 +31,7 @@ int pki_bootstrap(const char *dir, const char *names, struct pki_made *made, str
 int pki_load(const char *dir, struct pki **out, struct err *e) EPH_MUST_CHECK;
 void pki_free(struct pki *p); /* zeroes the keys */
 
-const char *pki_ca_pem(const struct pki *p);     /* goes into join tokens */
+const char *pki_ca_pem(const struct pki *p); /* goes into join tokens */
 const char *pki_server_pem(const struct pki *p);
 const char *pki_server_key(const struct pki *p); /* secret */
 int64_t pki_server_days(const struct pki *p);    /* left until the certificate ends */

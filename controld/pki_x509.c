@@ -39,7 +39,7 @@ static int set_serial(X509 *cert)
 static int set_name(X509_NAME *name, const char *common)
 {
 	return X509_NAME_add_entry_by_txt(name, "O", MBSTRING_UTF8, (const unsigned char *)"Ephemeral", -1, -1, 0) == 1 &&
-			X509_NAME_add_entry_by_txt(name, "CN", MBSTRING_UTF8, (const unsigned char *)common, -1, -1, 0) == 1;
+	       X509_NAME_add_entry_by_txt(name, "CN", MBSTRING_UTF8, (const unsigned char *)common, -1, -1, 0) == 1;
 }
 
 static int add_ext(X509 *cert, X509 *issuer, int nid, const char *value)
@@ -71,10 +71,11 @@ X509 *pki_new_ca(EVP_PKEY *key, struct err *e)
 	X509 *c = X509_new();
 
 	if (c && X509_set_version(c, X509_VERSION_3) && set_serial(c) && set_life(c, NULL) && X509_set_pubkey(c, key) &&
-			set_name(X509_get_subject_name(c), "Ephemeral node link CA") && X509_set_issuer_name(c, X509_get_subject_name(c)) &&
+			set_name(X509_get_subject_name(c), "Ephemeral node link CA") &&
+			X509_set_issuer_name(c, X509_get_subject_name(c)) &&
 			add_ext(c, c, NID_basic_constraints, "critical,CA:TRUE,pathlen:0") &&
-			add_ext(c, c, NID_key_usage, "critical,keyCertSign,cRLSign") && add_ext(c, c, NID_subject_key_identifier, "hash") &&
-			X509_sign(c, key, EVP_sha256()) > 0)
+			add_ext(c, c, NID_key_usage, "critical,keyCertSign,cRLSign") &&
+			add_ext(c, c, NID_subject_key_identifier, "hash") && X509_sign(c, key, EVP_sha256()) > 0)
 		return c;
 	pki_crypto_error(e, "make the CA");
 	X509_free(c);
@@ -147,12 +148,14 @@ X509 *pki_new_server(EVP_PKEY *key, const char *names, X509 *ca, EVP_PKEY *ca_ke
 	if (alt_names(names, &san, e) != 0)
 		goto fail;
 	c = X509_new();
-	if (c && X509_set_version(c, X509_VERSION_3) && set_serial(c) && set_life(c, X509_get0_notAfter(ca)) && X509_set_pubkey(c, key) &&
-			set_name(X509_get_subject_name(c), LINK_TLS_NAME) && X509_set_issuer_name(c, X509_get_subject_name(ca)) &&
-			add_ext(c, ca, NID_basic_constraints, "critical,CA:FALSE") && add_ext(c, ca, NID_key_usage, "critical,digitalSignature") &&
+	if (c && X509_set_version(c, X509_VERSION_3) && set_serial(c) && set_life(c, X509_get0_notAfter(ca)) &&
+			X509_set_pubkey(c, key) && set_name(X509_get_subject_name(c), LINK_TLS_NAME) &&
+			X509_set_issuer_name(c, X509_get_subject_name(ca)) &&
+			add_ext(c, ca, NID_basic_constraints, "critical,CA:FALSE") &&
+			add_ext(c, ca, NID_key_usage, "critical,digitalSignature") &&
 			add_ext(c, ca, NID_ext_key_usage, "serverAuth") && add_ext(c, ca, NID_subject_key_identifier, "hash") &&
-			add_ext(c, ca, NID_authority_key_identifier, "keyid:always") && add_ext(c, ca, NID_subject_alt_name, (const char *)san.data) &&
-			X509_sign(c, ca_key, EVP_sha256()) > 0) {
+			add_ext(c, ca, NID_authority_key_identifier, "keyid:always") &&
+			add_ext(c, ca, NID_subject_alt_name, (const char *)san.data) && X509_sign(c, ca_key, EVP_sha256()) > 0) {
 		buf_free(&san);
 		return c;
 	}
@@ -170,7 +173,8 @@ bool pki_names_covered(X509 *cert, const char *names)
 	if (X509_check_host(cert, LINK_TLS_NAME, 0, 0, NULL) != 1)
 		return false;
 	while (next_name(&names, name)) {
-		int ok = is_ip(name) ? X509_check_ip_asc(cert, name, 0) : X509_check_host(cert, name, 0, X509_CHECK_FLAG_NEVER_CHECK_SUBJECT, NULL);
+		int ok = is_ip(name) ? X509_check_ip_asc(cert, name, 0)
+				     : X509_check_host(cert, name, 0, X509_CHECK_FLAG_NEVER_CHECK_SUBJECT, NULL);
 
 		if (ok != 1)
 			return false;

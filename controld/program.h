@@ -17,7 +17,7 @@ struct arguments {
 	const char *config_path; /* NULL = defaults */
 	const char *overrides[OVERRIDES_MAX];
 	size_t override_count;
-	int ready_fd;            /* -1 = none */
+	int ready_fd; /* -1 = none */
 	bool test, json, full, new_operator_key;
 };
 

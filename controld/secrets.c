@@ -1,7 +1,7 @@
 /*
- * The sealing keyring in memory. Loaded by main.c at start, used by api (key hashes), store callers (idempotency, provider keys) and
- * dispatch (join tokens, provider keys), all on the loop's thread; nothing here blocks after secrets_load. The keys lie in guarded
- * memory that is locked where the limit allows, and are zeroed by secrets_free.
+ * The sealing keyring in memory. Loaded by main.c at start, used by api (key hashes), store callers (idempotency, provider keys)
+ * and dispatch (join tokens, provider keys), all on the loop's thread; nothing here blocks after secrets_load. The keys lie in
+ * guarded memory that is locked where the limit allows, and are zeroed by secrets_free.
  *
  * A sealed value: u8 version (1), u32 key id, 24 bytes nonce, ciphertext with its 16 bytes tag. Version and key id are part of the
  * associated data, so that neither can be changed.
@@ -223,7 +223,8 @@ int secrets_seal(const struct secrets *s, const void *plain, size_t n, const cha
 	}
 	memcpy(to, head.data, HEAD);
 	randombytes_buf(to + HEAD, NONCE);
-	crypto_aead_xchacha20poly1305_ietf_encrypt(to + HEAD + NONCE, &length, plain, n, associated.data, associated.len, NULL, to + HEAD, k->key);
+	crypto_aead_xchacha20poly1305_ietf_encrypt(
+			to + HEAD + NONCE, &length, plain, n, associated.data, associated.len, NULL, to + HEAD, k->key);
 	buf_commit(out, HEAD + NONCE + (size_t)length);
 	rc = 0;
 done:
@@ -256,12 +257,14 @@ int secrets_open(const struct secrets *s, const void *sealed, size_t n, const ch
 	wire_read_init(&r, from + 1, HEAD - 1);
 	k = find_key(s, wire_u32(&r));
 	if (!k)
-		return err_set(e, ERR_NOT_FOUND, "the secret is sealed with a key that is not in this keyring: use the same keyring on every controld");
+		return err_set(e, ERR_NOT_FOUND,
+				"the secret is sealed with a key that is not in this keyring: use the same keyring on every "
+				"controld");
 	to = buf_reserve(out, n - SECRETS_SEAL_OVERHEAD + 1); /* + 1: a secret may be empty */
 	if (!to || !put_associated(&associated, from, aad))
 		err_set(e, ERR_LIMIT, "the secret does not fit");
-	else if (crypto_aead_xchacha20poly1305_ietf_decrypt(to, &length, NULL, from + HEAD + NONCE, n - HEAD - NONCE, associated.data, associated.len,
-				 from + HEAD, k->key) != 0)
+	else if (crypto_aead_xchacha20poly1305_ietf_decrypt(to, &length, NULL, from + HEAD + NONCE, n - HEAD - NONCE,
+				 associated.data, associated.len, from + HEAD, k->key) != 0)
 		err_set(e, ERR_DENIED, "a sealed secret was changed, or belongs to something else");
 	else {
 		buf_commit(out, (size_t)length);
@@ -285,7 +288,8 @@ int secrets_seal_provider_key(const struct secrets *s, const char *provider, con
 	return secrets_seal(s, key_text, strlen(key_text), aad, out, e);
 }
 
-int secrets_open_provider_key(const struct secrets *s, const char *provider, const void *sealed, size_t n, struct buf *out, struct err *e)
+int secrets_open_provider_key(
+		const struct secrets *s, const char *provider, const void *sealed, size_t n, struct buf *out, struct err *e)
 {
 	char aad[256];
 

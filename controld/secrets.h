@@ -36,19 +36,23 @@ void secrets_body_hash(const struct secrets *s, const void *p, size_t n, uint8_t
 bool secrets_equal(const void *a, const void *b, size_t n);
 
 /*
- * XChaCha20-Poly1305 with a random nonce. `aad` is text that says what this is and whose ("provider-key|openai|1"): opening needs the
- * same. seal appends n + SECRETS_SEAL_OVERHEAD bytes to out; open appends the plain bytes (the caller zeroes them).
+ * XChaCha20-Poly1305 with a random nonce. `aad` is text that says what this is and whose ("provider-key|openai|1"): opening needs
+ * the same. seal appends n + SECRETS_SEAL_OVERHEAD bytes to out; open appends the plain bytes (the caller zeroes them).
  */
-int secrets_seal(const struct secrets *s, const void *plain, size_t n, const char *aad, struct buf *out, struct err *e) EPH_MUST_CHECK;
+int secrets_seal(const struct secrets *s, const void *plain, size_t n, const char *aad, struct buf *out,
+		struct err *e) EPH_MUST_CHECK;
 /* ERR_DENIED when the bytes or the aad are not what was sealed; ERR_NOT_FOUND when the key's id is not in this keyring. */
-int secrets_open(const struct secrets *s, const void *sealed, size_t n, const char *aad, struct buf *out, struct err *e) EPH_MUST_CHECK;
+int secrets_open(const struct secrets *s, const void *sealed, size_t n, const char *aad, struct buf *out,
+		struct err *e) EPH_MUST_CHECK;
 /* Id of the key that seals now. */
 uint32_t secrets_seal_id(const struct secrets *s);
 
 /* A model provider's key as Postgres holds it, bound to the provider's name: the one associated text that api (which seals) and
  * dispatch (which opens) share. key_text is terminated. */
-int secrets_seal_provider_key(const struct secrets *s, const char *provider, const char *key_text, struct buf *out, struct err *e) EPH_MUST_CHECK;
-int secrets_open_provider_key(const struct secrets *s, const char *provider, const void *sealed, size_t n, struct buf *out, struct err *e) EPH_MUST_CHECK;
+int secrets_seal_provider_key(
+		const struct secrets *s, const char *provider, const char *key_text, struct buf *out, struct err *e) EPH_MUST_CHECK;
+int secrets_open_provider_key(const struct secrets *s, const char *provider, const void *sealed, size_t n, struct buf *out,
+		struct err *e) EPH_MUST_CHECK;
 
 /* sodium_memzero then buf_free: for buffers that held a secret. */
 void secrets_wipe(struct buf *b);

@@ -1,10 +1,10 @@
 /*
- * The service: brings the parts up in order, runs the loop, takes signals, brings the parts down. Called by main.c. The only file that
- * knows all parts; they meet in the hooks here.
+ * The service: brings the parts up in order, runs the loop, takes signals, brings the parts down. Called by main.c. The only file
+ * that knows all parts; they meet in the hooks here.
  *
  * Up:    keyring, certificates, Postgres (waited for, migrated), store, node link, scripted provider, API, jobs, ready.
- * Down:  nothing new is taken and parked requests are answered; what is under way gets stop_wait_seconds; jobs, API, then the store, which
- *        calls back what is outstanding, then the node link whose requests wait for those calls.
+ * Down:  nothing new is taken and parked requests are answered; what is under way gets stop_wait_seconds; jobs, API, then the
+ * store, which calls back what is outstanding, then the node link whose requests wait for those calls.
  */
 #include "program.h"
 
@@ -84,13 +84,15 @@ static int load_files(struct service *s, struct err *e)
 		if (e->code == ERR_NOT_FOUND) {
 			struct err wrapped = *e;
 
-			return err_set(e, ERR_NOT_FOUND, "%s; run `controld bootstrap` with the same configuration once", wrapped.text);
+			return err_set(e, ERR_NOT_FOUND, "%s; run `controld bootstrap` with the same configuration once",
+					wrapped.text);
 		}
 		return -1;
 	}
 	pki_root_public(s->pki, s->root_key);
 	if (pki_server_days(s->pki) < CERT_WARN_DAYS)
-		log_warn("the link's certificate ends in %" PRId64 " days: run `controld bootstrap` and restart", pki_server_days(s->pki));
+		log_warn("the link's certificate ends in %" PRId64 " days: run `controld bootstrap` and restart",
+				pki_server_days(s->pki));
 	return 0;
 }
 
@@ -129,7 +131,8 @@ static int make_link_addresses(struct service *s, struct err *e)
 	int rc = 0;
 
 	if (!from && (strncmp(bound, "0.0.0.0:", 8) == 0 || strncmp(bound, "[::]:", 5) == 0 || strncmp(bound, "*:", 2) == 0)) {
-		log_warn("link_addresses is not set: join tokens will carry this machine's loopback address, good for a node on the same machine only");
+		log_warn("link_addresses is not set: join tokens will carry this machine's loopback address, good for a node on "
+			 "the same machine only");
 		from = NULL;
 		buf_printf(&b, "tls+tcp://127.0.0.1%s", strrchr(bound, ':'));
 	} else {
@@ -167,7 +170,9 @@ static int start_link(struct service *s, struct err *e)
 
 static int start_scripted(struct service *s, struct err *e)
 {
-	struct scripted_options opt = { .base = s->base, .listen = s->config->scripted_listen, .token_file = s->config->scripted_token_file };
+	struct scripted_options opt = {
+		.base = s->base, .listen = s->config->scripted_listen, .token_file = s->config->scripted_token_file
+	};
 
 	if (!s->config->scripted_listen[0])
 		return 0;
@@ -233,8 +238,8 @@ static int say_ready(struct service *s, struct err *e)
 	jw_close(&w);
 	if (!jw_end(&w) || !buf_add_char(&b, '\n'))
 		rc = err_set(e, ERR_NOMEM, "no memory");
-	log_info("ready api=%s operator=%s link=%s scripted=%s", api_address(s->api), api_operator_address(s->api), dispatch_address(s->dispatch),
-			s->scripted ? scripted_address(s->scripted) : "off");
+	log_info("ready api=%s operator=%s link=%s scripted=%s", api_address(s->api), api_operator_address(s->api),
+			dispatch_address(s->dispatch), s->scripted ? scripted_address(s->scripted) : "off");
 	if (rc == 0 && s->args->ready_fd >= 0) {
 		if (write(s->args->ready_fd, b.data, b.len) != (ssize_t)b.len)
 			rc = err_set_errno(e, "--ready-fd %d", s->args->ready_fd);
@@ -315,8 +320,8 @@ static int add_signals(struct service *s, struct err *e)
 	s->on_int = evsignal_new(s->base, SIGINT, on_stop, s);
 	s->on_hup = evsignal_new(s->base, SIGHUP, on_reload, s);
 	s->stop_timer = evtimer_new(s->base, on_stop_timer, s);
-	if (!s->on_term || !s->on_int || !s->on_hup || !s->stop_timer || evsignal_add(s->on_term, NULL) != 0 || evsignal_add(s->on_int, NULL) != 0 ||
-			evsignal_add(s->on_hup, NULL) != 0)
+	if (!s->on_term || !s->on_int || !s->on_hup || !s->stop_timer || evsignal_add(s->on_term, NULL) != 0 ||
+			evsignal_add(s->on_int, NULL) != 0 || evsignal_add(s->on_hup, NULL) != 0)
 		return err_set(e, ERR_NOMEM, "no memory for signals");
 	return 0;
 }

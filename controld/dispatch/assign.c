@@ -1,6 +1,7 @@
 /*
- * Makes one assignment ready for the wire (assign.h). The provider's key is in clear only here and only for the time of this call: it is
- * opened with the keyring, put into a run_secrets, sealed to the node's X25519 key, and wiped. Called by next.c at each delivery.
+ * Makes one assignment ready for the wire (assign.h). The provider's key is in clear only here and only for the time of this call:
+ * it is opened with the keyring, put into a run_secrets, sealed to the node's X25519 key, and wiped. Called by next.c at each
+ * delivery.
  */
 #include "assign.h"
 
@@ -55,7 +56,8 @@ static int seal(const struct run_secrets *secrets, const uint8_t seal_key[32], s
 	return rc;
 }
 
-int assign_make(const struct secrets *s, const struct store_assign *from, const uint8_t seal_key[32], struct link_assign *out, struct err *e)
+int assign_make(const struct secrets *s, const struct store_assign *from, const uint8_t seal_key[32], struct link_assign *out,
+		struct err *e)
 {
 	struct buf b = BUF_INIT(ASSIGNMENT_MAX);
 	struct run_secrets secrets;

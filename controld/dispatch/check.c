@@ -2,8 +2,8 @@
 #include "check.h"
 
 #include "common/price.h"
-#include "proto/errcode.h"
 #include "common/text.h"
+#include "proto/errcode.h"
 
 #include <inttypes.h>
 #include <limits.h>
@@ -51,7 +51,8 @@ int check_events(const struct link_events *ev, int64_t *last_t_ms, struct err *e
 /* Ends that only controld can know of. */
 static bool node_may_end_with(enum errcode c)
 {
-	return c != ERRCODE_NO_CAPACITY && c != ERRCODE_NODE_LOST && c != ERRCODE_ZDR_KEY_LOST && c != ERRCODE_OUTPUT_INVALID && c < ERRCODE_COUNT;
+	return c != ERRCODE_NO_CAPACITY && c != ERRCODE_NODE_LOST && c != ERRCODE_ZDR_KEY_LOST && c != ERRCODE_OUTPUT_INVALID &&
+	       c < ERRCODE_COUNT;
 }
 
 /* Length of the character at p, 0 when its bytes are no clean UTF-8. */
@@ -98,8 +99,8 @@ static int clean_output(struct run_end *end, struct err *e)
 
 static int check_usage(const struct usage *u, struct err *e)
 {
-	const int64_t values[] = { u->model_calls, u->input_tokens, u->cached_input_tokens, u->output_tokens, u->web_requests, u->web_searches,
-		u->compute_ms, u->unmetered_model_micros };
+	const int64_t values[] = { u->model_calls, u->input_tokens, u->cached_input_tokens, u->output_tokens, u->web_requests,
+		u->web_searches, u->compute_ms, u->unmetered_model_micros };
 
 	for (size_t i = 0; i < sizeof(values) / sizeof(values[0]); i++) {
 		if (values[i] < 0 || values[i] > PRICE_MICROS_MAX)

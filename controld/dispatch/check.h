@@ -1,6 +1,6 @@
 /*
- * What a node says is hostile until it was looked at: these functions judge decoded messages before the store sees them. Pure; called by
- * requests.c, by tests and by the fuzz target.
+ * What a node says is hostile until it was looked at: these functions judge decoded messages before the store sees them. Pure;
+ * called by requests.c, by tests and by the fuzz target.
  */
 #ifndef CONTROLD_DISPATCH_CHECK_H
 #define CONTROLD_DISPATCH_CHECK_H

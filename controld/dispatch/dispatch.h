@@ -1,7 +1,7 @@
 /*
- * The node link: hosts dial in by nng over TLS, ask, and are answered. Owns the listener, its contexts and the polls that wait. Made
- * by main.c after the store; everything runs on controld's loop, nng's own threads only append to an inbox. Never blocks, but for
- * dispatch_free (at most two seconds, after the loop has ended).
+ * The node link: hosts dial in by nng over TLS, ask, and are answered. Owns the listener, its contexts and the polls that wait.
+ * Made by main.c after the store; everything runs on controld's loop, nng's own threads only append to an inbox. Never blocks, but
+ * for dispatch_free (at most two seconds, after the loop has ended).
  */
 #ifndef CONTROLD_DISPATCH_H
 #define CONTROLD_DISPATCH_H
@@ -22,9 +22,9 @@ struct dispatch_options {
 	struct store *store;
 	const struct secrets *secrets;
 	const struct pki *pki;
-	const char *listen;     /* host:port, :port = all addresses, port 0 = any free one */
-	int contexts_max;       /* requests held at once */
-	int poll_ms;            /* longest that a poll is parked here, whatever the node asks for */
+	const char *listen; /* host:port, :port = all addresses, port 0 = any free one */
+	int contexts_max;   /* requests held at once */
+	int poll_ms;        /* longest that a poll is parked here, whatever the node asks for */
 };
 
 /* Listens from then on. ERR_CONFLICT when the address is taken. */

@@ -1,7 +1,7 @@
 /*
  * Enrolment: a host shows the secret of a join token and three keys; the store takes them and gives the node its id, the root key
- * certifies that id with the signing key. Runs on the loop; called by server.c for LINK_ENROL. All idempotent: the same signing key with
- * the same token gives the same node.
+ * certifies that id with the signing key. Runs on the loop; called by server.c for LINK_ENROL. All idempotent: the same signing key
+ * with the same token gives the same node.
  */
 #include "internal.h"
 
@@ -54,7 +54,8 @@ static void on_certified(void *arg, const struct store_done *d, const struct err
 		return;
 	}
 	text_safe(&name, r->enrol.name, strlen(r->enrol.name), false);
-	log_info("node enrolled node=%s name=\"%s\" isolation=%s", r->enrolled_id, buf_cstr(&name) ? (const char *)name.data : "", r->enrol.isolation);
+	log_info("node enrolled node=%s name=\"%s\" isolation=%s", r->enrolled_id, buf_cstr(&name) ? (const char *)name.data : "",
+			r->enrol.isolation);
 	buf_free(&name);
 	done(r, true);
 }
@@ -63,10 +64,13 @@ static const char *why(enum store_enrol_result result)
 {
 	switch (result) {
 	case STORE_ENROL_OK: break;
-	case STORE_ENROL_UNKNOWN_TOKEN: return "this deployment has no such join token: make a new one with `ephemeral admin node token`";
+	case STORE_ENROL_UNKNOWN_TOKEN:
+		return "this deployment has no such join token: make a new one with `ephemeral admin node token`";
 	case STORE_ENROL_EXPIRED: return "the join token has expired: make a new one with `ephemeral admin node token`";
-	case STORE_ENROL_USED_UP: return "the join token was used as often as it may be: make a new one with `ephemeral admin node token`";
-	case STORE_ENROL_ISOLATION: return "the join token does not allow this node's isolation class: make one for it, or let the node claim less";
+	case STORE_ENROL_USED_UP:
+		return "the join token was used as often as it may be: make a new one with `ephemeral admin node token`";
+	case STORE_ENROL_ISOLATION:
+		return "the join token does not allow this node's isolation class: make one for it, or let the node claim less";
 	case STORE_ENROL_KEY_REVOKED: return "this node's key was revoked: remove identity.key on the host to enrol as a new node";
 	}
 	return "refused";

@@ -1,6 +1,7 @@
 /*
  * Between the files of dispatch/: the server (server.c: nng, contexts, pipes), its listener and watchdog (listener.c), the requests
- * (requests.c, enrol.c) and the polls (next.c). All on the loop's thread; see server.c for the three places where nng's threads come in.
+ * (requests.c, enrol.c) and the polls (next.c). All on the loop's thread; see server.c for the three places where nng's threads
+ * come in.
  */
 #ifndef CONTROLD_DISPATCH_INTERNAL_H
 #define CONTROLD_DISPATCH_INTERNAL_H
@@ -42,21 +43,21 @@ enum request_state {
 
 /* One nng context and what it is busy with. Made once, used again and again, freed with the server. */
 struct request {
-	struct item item;          /* posted when its aio completes; at most one at a time */
+	struct item item; /* posted when its aio completes; at most one at a time */
 	struct dispatch *d;
 	enum request_state state;
 	nng_ctx ctx;
 	nng_aio *aio;
-	nng_msg *msg;              /* the request while WORKING or PARKED: head and body are views into it */
+	nng_msg *msg; /* the request while WORKING or PARKED: head and body are views into it */
 	size_t msg_len;
 	uint32_t pipe_id;
 	struct link_request head;
 	/* NEXT only */
-	bool polling;              /* is in d->polls */
-	bool again;                /* something happened while the store was asked: ask once more */
+	bool polling; /* is in d->polls */
+	bool again;   /* something happened while the store was asked: ask once more */
 	struct link_next next;
 	uint32_t lease_ms;
-	int64_t park_until_ms;     /* boot clock */
+	int64_t park_until_ms; /* boot clock */
 	struct event *park_timer;
 	uint8_t seal_key[32];
 	/* ENROL only */
@@ -69,9 +70,9 @@ struct request {
 /* One nng pipe. */
 struct pipe {
 	struct peer peer;
-	int64_t opened_ms;         /* boot clock */
-	int64_t cut_at_ms;         /* 0 = not */
-	uint32_t strikes;          /* malformed or unauthentic requests */
+	int64_t opened_ms; /* boot clock */
+	int64_t cut_at_ms; /* 0 = not */
+	uint32_t strikes;  /* malformed or unauthentic requests */
 	LIST_ENTRY(pipe) entry;
 };
 
@@ -91,7 +92,7 @@ struct dispatch {
 	bool socket_open;
 	nng_listener listener;
 	struct inbox *inbox;
-	struct event *sweep;       /* each second: pipes to cut */
+	struct event *sweep; /* each second: pipes to cut */
 	struct watchdog *watchdog;
 	bool listener_down;
 
@@ -99,7 +100,7 @@ struct dispatch {
 	TAILQ_HEAD(polls, request) polls; /* NEXT requests, oldest first, parked or with the store */
 	LIST_HEAD(pipe_list, pipe) pipes[DISPATCH_PIPE_BUCKETS];
 	uint32_t pipe_count;
-	uint32_t working;          /* requests in REQUEST_WORKING */
+	uint32_t working; /* requests in REQUEST_WORKING */
 	size_t held_bytes;
 };
 
@@ -110,7 +111,15 @@ void request_refuse(struct request *r, enum link_result result, const char *text
 void request_store_error(struct request *r, const struct err *e);
 void request_park(struct request *r);
 void request_work(struct request *r); /* back from PARKED */
+
+/* pipes.c */
 struct pipe *dispatch_pipe(struct dispatch *d, uint32_t id); /* NULL: gone */
+/* Made at a pipe's first request. NULL when there are too many, or no memory: the pipe is closed then. */
+struct pipe *pipe_make(struct dispatch *d, uint32_t id);
+void pipe_drop(struct dispatch *d, struct pipe *p);
+void pipe_gone(struct dispatch *d, uint32_t id);
+void pipes_sweep(struct dispatch *d); /* each second */
+/* A fault of the peer: the eighth cuts the pipe. */
 void dispatch_strike(struct dispatch *d, uint32_t pipe_id, const char *why);
 /* Cuts every pipe of the node a second from now, so that the answer that says so still goes out. */
 void dispatch_cut_node(struct dispatch *d, const char *node_id);
@@ -123,7 +132,7 @@ void next_begin(struct request *r);
 void next_forget(struct request *r); /* the request is answered: out of the list, memory freed */
 void next_wake_queued(struct dispatch *d, uint32_t memory_mib, uint32_t vcpus, bool allow_emulated, uint32_t count);
 void next_wake_node(struct dispatch *d, const char *node_id);
-void next_answer_parked(struct request *r); /* with what it has: nothing */
+void next_answer_parked(struct request *r);         /* with what it has: nothing */
 void next_shed(struct dispatch *d, uint32_t count); /* answers the longest parked polls to free contexts */
 
 /* enrol.c */

@@ -1,8 +1,8 @@
 /*
- * The link's listener and the watchdog that proves that it takes connections. nng 1.5.2's accept loop can stop for good after a broken
- * connection (its TLS transport survived all that was tried, but the price of looking is small): every ten seconds the watchdog connects,
- * sends bytes that are no TLS, and waits to be refused. Two probes without an answer in a row and the listener is replaced; pipes that
- * stand are not touched. On the loop's thread; the one getaddrinfo is at start.
+ * The link's listener and the watchdog that proves that it takes connections. nng 1.5.2's accept loop can stop for good after a
+ * broken connection (its TLS transport survived all that was tried, but the price of looking is small): every ten seconds the
+ * watchdog connects, sends bytes that are no TLS, and waits to be refused. Two probes without an answer in a row and the listener
+ * is replaced; pipes that stand are not touched. On the loop's thread; the one getaddrinfo is at start.
  */
 #include "internal.h"
 
@@ -26,9 +26,9 @@
 
 struct watchdog {
 	struct dispatch *d;
-	struct event *timer;   /* next probe, or the end of this one */
-	struct event *io;      /* NULL between probes */
-	int fd;                /* -1 between probes */
+	struct event *timer; /* next probe, or the end of this one */
+	struct event *io;    /* NULL between probes */
+	int fd;              /* -1 between probes */
 	bool sent;
 	int failures;
 	struct sockaddr_storage addr;
@@ -107,7 +107,8 @@ int listener_start(struct dispatch *d, struct err *e)
 		d->port = (uint16_t)port;
 	if (d->port == 0)
 		return err_set(e, ERR_INTERNAL, "the port that was bound is not known; name one");
-	if (!text_fmt(d->address, sizeof(d->address), strchr(host, ':') ? "[%s]:%u" : "%s:%u", host[0] ? host : "0.0.0.0", (unsigned)d->port))
+	if (!text_fmt(d->address, sizeof(d->address), strchr(host, ':') ? "[%s]:%u" : "%s:%u", host[0] ? host : "0.0.0.0",
+			    (unsigned)d->port))
 		return err_set(e, ERR_LIMIT, "the address is too long");
 	return 0;
 }
@@ -169,7 +170,8 @@ static void on_probe_io(evutil_socket_t fd, short what, void *arg)
 		probe_over(w, true);
 		return;
 	}
-	if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &fault, &len) != 0 || fault != 0 || send(fd, junk, sizeof(junk) - 1, MSG_NOSIGNAL) < 0) {
+	if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &fault, &len) != 0 || fault != 0 ||
+			send(fd, junk, sizeof(junk) - 1, MSG_NOSIGNAL) < 0) {
 		probe_over(w, false);
 		return;
 	}

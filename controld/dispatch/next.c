@@ -1,9 +1,9 @@
 /*
- * NEXT, a node's long poll: it renews the lease and brings work. When the store has nothing for the node the request is parked here until
- * a run that fits is queued, something waits for the node, or its time is over; then it is answered. On the loop's thread.
+ * NEXT, a node's long poll: it renews the lease and brings work. When the store has nothing for the node the request is parked here
+ * until a run that fits is queued, something waits for the node, or its time is over; then it is answered. On the loop's thread.
  *
- * A wake that comes while the store is being asked must not be lost: `again` makes the answer ask once more instead of parking. A wake
- * that is lost all the same (another controld's hint) costs at most the poll's length.
+ * A wake that comes while the store is being asked must not be lost: `again` makes the answer ask once more instead of parking. A
+ * wake that is lost all the same (another controld's hint) costs at most the poll's length.
  */
 #include "internal.h"
 
@@ -81,8 +81,8 @@ static void park(struct request *r)
 	evtimer_add(r->park_timer, &tv);
 }
 
-/* As many of the claims as the message has room for. What is left out stays claimed and comes with the node's next poll, because the
- * node does not say that it holds it. */
+/* As many of the claims as the message has room for. What is left out stays claimed and comes with the node's next poll, because
+ * the node does not say that it holds it. */
 static uint32_t fill_assigns(struct request *r, const struct store_next *n, struct link_assign *out)
 {
 	size_t used = REPLY_ROOM + n->command_count * (sizeof(struct link_command) + 16);
@@ -92,7 +92,8 @@ static uint32_t fill_assigns(struct request *r, const struct store_next *n, stru
 	for (size_t i = 0; i < n->assign_count && count < LINK_ASSIGN_MAX; i++) {
 		if (assign_make(r->d->secrets, &n->assigns[i], r->seal_key, &out[count], &e) != 0) {
 			/* The claim runs out with its lease and is tried again elsewhere; it must not keep the others back. */
-			log_error("assignment could not be made run=%s node=%s reason=\"%s\"", n->assigns[i].a.run_id, r->head.node_id, e.text);
+			log_error("assignment could not be made run=%s node=%s reason=\"%s\"", n->assigns[i].a.run_id,
+					r->head.node_id, e.text);
 			continue;
 		}
 		used += out[count].assignment_len + out[count].sealed_len + 16;
@@ -101,7 +102,8 @@ static uint32_t fill_assigns(struct request *r, const struct store_next *n, stru
 			log_info("assignment waits for the next poll run=%s node=%s", n->assigns[i].a.run_id, r->head.node_id);
 			break;
 		}
-		log_info("run handed out run=%s node=%s attempt=%u", n->assigns[i].a.run_id, r->head.node_id, n->assigns[i].a.attempt);
+		log_info("run handed out run=%s node=%s attempt=%u", n->assigns[i].a.run_id, r->head.node_id,
+				n->assigns[i].a.attempt);
 		count++;
 	}
 	return count;
@@ -129,8 +131,7 @@ static void on_next(void *arg, const struct store_next *n, const struct err *e)
 		return;
 	}
 	switch (n->result) {
-	case STORE_NEXT_OK:
-		break;
+	case STORE_NEXT_OK: break;
 	case STORE_NEXT_UNKNOWN_NODE:
 	case STORE_NEXT_REVOKED:
 		dispatch_cut_node(r->d, r->head.node_id);
@@ -209,7 +210,7 @@ static bool fits(const struct request *r, uint32_t memory_mib, uint32_t vcpus, b
 	const struct link_next *n = &r->next;
 
 	return !n->draining && n->free_slots > 0 && n->free_memory_mib >= memory_mib && n->free_vcpus >= vcpus &&
-			(allow_emulated || strcmp(n->isolation, "kvm") == 0);
+	       (allow_emulated || strcmp(n->isolation, "kvm") == 0);
 }
 
 void next_wake_queued(struct dispatch *d, uint32_t memory_mib, uint32_t vcpus, bool allow_emulated, uint32_t count)

@@ -94,11 +94,12 @@ enum peer_result peer_check(struct peer *p, const struct link_request *r)
 	return PEER_OK;
 }
 
-static bool signed_by(const uint8_t sign_key[32], const uint8_t sig[64], const char *label, const void *a, size_t a_len, const void *b, size_t b_len)
+static bool signed_by(const uint8_t sign_key[32], const uint8_t sig[64], const char *label, const void *a, size_t a_len,
+		const void *b, size_t b_len)
 {
 	struct buf m = BUF_INIT(512);
 	bool ok = buf_add_str(&m, label) && buf_add(&m, a, a_len) && buf_add(&m, b, b_len) &&
-			crypto_sign_verify_detached(sig, m.data, m.len, sign_key) == 0;
+		  crypto_sign_verify_detached(sig, m.data, m.len, sign_key) == 0;
 
 	buf_free(&m);
 	return ok;

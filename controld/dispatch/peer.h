@@ -14,24 +14,24 @@
 
 enum peer_result {
 	PEER_OK,
-	PEER_NEED_NODE,     /* peer_set_node first: the node's key is not known here yet, or is to be read again */
-	PEER_NO_CHALLENGE,  /* the pipe was not asked for one */
-	PEER_OTHER_NODE,    /* the pipe belongs to another node */
+	PEER_NEED_NODE,    /* peer_set_node first: the node's key is not known here yet, or is to be read again */
+	PEER_NO_CHALLENGE, /* the pipe was not asked for one */
+	PEER_OTHER_NODE,   /* the pipe belongs to another node */
 	PEER_SIGNATURE,
-	PEER_REPLAY,        /* the counter did not grow */
-	PEER_CONTEXTS,      /* too many contexts */
+	PEER_REPLAY,   /* the counter did not grow */
+	PEER_CONTEXTS, /* too many contexts */
 	PEER_REVOKED,
 };
 const char *peer_text(enum peer_result r); /* for the node and the log */
 
 struct peer {
-	uint32_t id;              /* nng's */
+	uint32_t id; /* nng's */
 	bool challenged;
 	uint8_t challenge[32];
-	bool known;               /* node_id and sign_key are set */
-	bool stale;               /* known, but something about the node changed: read it again */
+	bool known; /* node_id and sign_key are set */
+	bool stale; /* known, but something about the node changed: read it again */
 	bool revoked;
-	bool proven;              /* at least one good signature */
+	bool proven; /* at least one good signature */
 	char node_id[ID_MAX];
 	uint8_t sign_key[32], seal_key[32];
 	struct {

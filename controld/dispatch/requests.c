@@ -1,7 +1,7 @@
 /*
- * What a node may ask for, once server.c knows that it is that node: decode, judge (check.c), ask the store, answer. A table gives each
- * type its handler. On the loop's thread; nothing here blocks. A request stays WORKING until its store function has called back, which
- * it does exactly once, so a request is a safe argument for it.
+ * What a node may ask for, once server.c knows that it is that node: decode, judge (check.c), ask the store, answer. A table gives
+ * each type its handler. On the loop's thread; nothing here blocks. A request stays WORKING until its store function has called
+ * back, which it does exactly once, so a request is a safe argument for it.
  */
 #include "internal.h"
 
@@ -106,8 +106,8 @@ static void begin_refuse(struct request *r)
 		bad(r, &e);
 		return;
 	}
-	log_info("run refused by its node run=%s node=%s attempt_counts=%s code=%s", m.run_id, r->head.node_id, m.failed ? "yes" : "no",
-			errcode_text((enum errcode)m.code));
+	log_info("run refused by its node run=%s node=%s attempt_counts=%s code=%s", m.run_id, r->head.node_id,
+			m.failed ? "yes" : "no", errcode_text((enum errcode)m.code));
 	if (store_run_refuse(r->d->store, r->head.node_id, &m, on_fence, r, &e) != 0)
 		request_store_error(r, &e);
 }

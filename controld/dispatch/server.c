@@ -1,13 +1,13 @@
 /*
  * The node link's server: an nng REP socket over TLS, one context for each request under way, a table of pipes. Owns all of these.
  *
- * Threads. nng calls back on threads of its own in three places, marked "nng thread" below: a context's aio completed, a pipe went away, and
- * the closing thread at the end. The first two append to the inbox and return; everything else in this folder runs on the loop. nng
- * does not survive a fork, and nothing forks in this process.
+ * Threads. nng calls back on threads of its own in three places, marked "nng thread" below: a context's aio completed, a pipe went
+ * away, and the closing thread at the end. The first two append to the inbox and return; everything else in this folder runs on the
+ * loop. nng does not survive a fork, and nothing forks in this process.
  *
- * A request's life: RECEIVING -> WORKING (checked, then with the store) [-> PARKED -> WORKING ...] -> SENDING -> RECEIVING. A context
- * starts to receive only when its send has completed: nng 1.5.2 can crash otherwise. Who went away while parked is found by the pipe's
- * end, and answered into nothing, because a context is not freed by that.
+ * A request's life: RECEIVING -> WORKING (checked, then with the store) [-> PARKED -> WORKING ...] -> SENDING -> RECEIVING. A
+ * context starts to receive only when its send has completed: nng 1.5.2 can crash otherwise. Who went away while parked is found by
+ * the pipe's end, and answered into nothing, because a context is not freed by that.
  */
 #include "internal.h"
 
@@ -22,10 +22,7 @@
 #include <time.h>
 
 #define FIRST_CONTEXTS 16
-#define RECEIVING_LOW 4       /* below it more contexts are made, or polls shed */
-#define STRIKES_MAX 8
-#define UNPROVEN_MS 30000     /* a pipe that never showed a good signature is cut */
-#define CUT_DELAY_MS 1000
+#define RECEIVING_LOW 4 /* below it more contexts are made, or polls shed */
 #define CLOSE_WAIT_S 2
 
 static const char *const state_names[] = { "receiving", "working", "parked", "sending", "dead" };
@@ -50,120 +47,19 @@ static void set_state(struct request *r, enum request_state to)
 	r->state = to;
 }
 
-/* --- pipes ------------------------------------------------------------------------------------------------------------------- */
-
-static struct pipe_list *bucket(struct dispatch *d, uint32_t id)
-{
-	return &d->pipes[(id * UINT32_C(2654435761)) % DISPATCH_PIPE_BUCKETS];
-}
-
-struct pipe *dispatch_pipe(struct dispatch *d, uint32_t id)
-{
-	struct pipe *p;
-
-	LIST_FOREACH(p, bucket(d, id), entry) {
-		if (p->peer.id == id)
-			return p;
-	}
-	return NULL;
-}
-
-/* Made at a pipe's first request. NULL when there are too many, or no memory: the pipe is closed then. */
-static struct pipe *pipe_of(struct dispatch *d, uint32_t id)
-{
-	struct pipe *p = dispatch_pipe(d, id);
-
-	if (p)
-		return p;
-	p = d->pipe_count < d->contexts_max * 4 ? calloc(1, sizeof(*p)) : NULL;
-	if (!p) {
-		nng_pipe which = { .id = id };
-
-		nng_pipe_close(which);
-		return NULL;
-	}
-	peer_init(&p->peer, id);
-	p->opened_ms = clock_boot_ms();
-	LIST_INSERT_HEAD(bucket(d, id), p, entry);
-	d->pipe_count++;
-	return p;
-}
-
-static void drop_pipe(struct dispatch *d, struct pipe *p)
-{
-	if (p->peer.proven)
-		log_info("node disconnected node=%s", p->peer.node_id);
-	LIST_REMOVE(p, entry);
-	d->pipe_count--;
-	free(p);
-}
-
-void dispatch_strike(struct dispatch *d, uint32_t pipe_id, const char *why)
-{
-	struct pipe *p = dispatch_pipe(d, pipe_id);
-
-	if (!p || ++p->strikes < STRIKES_MAX || p->cut_at_ms)
-		return;
-	log_warn("link connection is cut node=%s reason=\"%s, %d times\"", p->peer.known ? p->peer.node_id : "-", why, STRIKES_MAX);
-	p->cut_at_ms = clock_boot_ms() + CUT_DELAY_MS;
-}
-
-void dispatch_cut_node(struct dispatch *d, const char *node_id)
-{
-	struct pipe *p;
-
-	for (size_t i = 0; i < DISPATCH_PIPE_BUCKETS; i++) {
-		LIST_FOREACH(p, &d->pipes[i], entry) {
-			if (!p->peer.known || strcmp(p->peer.node_id, node_id) != 0)
-				continue;
-			p->peer.revoked = true;
-			if (!p->cut_at_ms)
-				p->cut_at_ms = clock_boot_ms() + CUT_DELAY_MS;
-		}
-	}
-}
-
-/* Each second. Closing makes nng tell us that the pipe is gone; the entry goes here all the same, so that none stays for good. */
-static void on_sweep(evutil_socket_t fd, short what, void *arg)
-{
-	struct dispatch *d = arg;
-	int64_t now = clock_boot_ms();
-	struct pipe *p, *next;
-
-	(void)fd;
-	(void)what;
-	for (size_t i = 0; i < DISPATCH_PIPE_BUCKETS; i++) {
-		for (p = LIST_FIRST(&d->pipes[i]); p; p = next) {
-			nng_pipe which = { .id = p->peer.id };
-
-			next = LIST_NEXT(p, entry);
-			if (!(p->cut_at_ms && p->cut_at_ms <= now) && (p->peer.proven || now - p->opened_ms < UNPROVEN_MS))
-				continue;
-			nng_pipe_close(which);
-			drop_pipe(d, p);
-		}
-	}
-}
-
-/* Whose poll is parked on a pipe that is gone? Its context is wanted back. */
-static void pipe_gone(struct dispatch *d, uint32_t id)
-{
-	struct pipe *p = dispatch_pipe(d, id);
-	struct request *r, *next;
-
-	if (p)
-		drop_pipe(d, p);
-	for (r = TAILQ_FIRST(&d->polls); r; r = next) {
-		next = TAILQ_NEXT(r, poll_entry);
-		if (r->pipe_id == id && r->state == REQUEST_PARKED)
-			next_answer_parked(r);
-	}
-}
+/* --- pipes that go away ---------------------------------------------------------------------------------------------------- */
 
 struct pipe_item {
 	struct item item;
 	uint32_t id;
 };
+
+static void on_sweep(evutil_socket_t fd, short what, void *arg)
+{
+	(void)fd;
+	(void)what;
+	pipes_sweep(arg);
+}
 
 /* nng thread. Without memory the parked poll runs into its own time limit and the sweep finds the entry. */
 static void on_pipe_gone(nng_pipe p, nng_pipe_ev ev, void *arg)
@@ -201,7 +97,9 @@ static void let_go(struct request *r)
 
 static void send_reply(struct request *r, enum link_result result, const void *body, size_t n)
 {
-	struct link_reply reply = { .type = r->head.type, .request_id = r->head.request_id, .result = (uint8_t)result, .body = body, .body_len = n };
+	struct link_reply reply = {
+		.type = r->head.type, .request_id = r->head.request_id, .result = (uint8_t)result, .body = body, .body_len = n
+	};
 	struct buf b = BUF_INIT(LINK_MESSAGE_MAX);
 	nng_msg *m = NULL;
 
@@ -325,7 +223,8 @@ static void on_node(void *arg, const struct store_nodes *n, const struct err *e)
 		unauthentic(r, PEER_NEED_NODE);
 		return;
 	}
-	peer_set_node(&p->peer, n->nodes[0].id, n->nodes[0].sign_key, n->nodes[0].seal_key, strcmp(n->nodes[0].state, "revoked") == 0);
+	peer_set_node(&p->peer, n->nodes[0].id, n->nodes[0].sign_key, n->nodes[0].seal_key,
+			strcmp(n->nodes[0].state, "revoked") == 0);
 	authenticate(r, true);
 }
 
@@ -375,7 +274,7 @@ static void begin(struct request *r, nng_msg *msg)
 	r->pipe_id = (uint32_t)nng_pipe_id(nng_msg_get_pipe(msg));
 	d->held_bytes += r->msg_len;
 	memset(&r->head, 0, sizeof(r->head));
-	p = pipe_of(d, r->pipe_id);
+	p = pipe_make(d, r->pipe_id);
 	if (link_request_decode(nng_msg_body(msg), r->msg_len, &r->head, &e) != 0) {
 		dispatch_strike(d, r->pipe_id, "malformed request");
 		request_refuse(r, LINK_BAD, e.text);
@@ -466,7 +365,8 @@ void dispatch_wake_node(struct dispatch *d, const char *node_id)
 	bool here = false;
 
 	for (size_t i = 0; i < DISPATCH_PIPE_BUCKETS; i++) {
-		LIST_FOREACH(p, &d->pipes[i], entry) {
+		LIST_FOREACH(p, &d->pipes[i], entry)
+		{
 			if (!p->peer.known || strcmp(p->peer.node_id, node_id) != 0)
 				continue;
 			p->peer.stale = true;
@@ -508,7 +408,8 @@ bool dispatch_idle(const struct dispatch *d)
 {
 	const struct request *r;
 
-	LIST_FOREACH(r, &d->all, all_entry) {
+	LIST_FOREACH(r, &d->all, all_entry)
+	{
 		if (r->state == REQUEST_SENDING || r->state == REQUEST_WORKING)
 			return false;
 	}
@@ -573,8 +474,8 @@ static void *close_socket(void *arg)
 	return NULL;
 }
 
-/* nng_close may hang (a known fault of 1.5.2), and a process must end: a thread of its own closes, and is left behind if it takes too
- * long. False then: nothing that nng's threads may touch can be freed. */
+/* nng_close may hang (a known fault of 1.5.2), and a process must end: a thread of its own closes, and is left behind if it takes
+ * too long. False then: nothing that nng's threads may touch can be freed. */
 static bool close_in_time(struct dispatch *d)
 {
 	struct timespec until;
@@ -634,7 +535,7 @@ void dispatch_free(struct dispatch *d)
 	}
 	for (size_t i = 0; i < DISPATCH_PIPE_BUCKETS; i++) {
 		while ((p = LIST_FIRST(&d->pipes[i])) != NULL)
-			drop_pipe(d, p);
+			pipe_drop(d, p);
 	}
 	free(d);
 }

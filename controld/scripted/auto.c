@@ -1,6 +1,6 @@
 /*
- * A prompt with ```sh blocks: each is one shell call, all in one reply; then a report with their outputs as they are. A prompt without:
- * how to use this. Pure.
+ * A prompt with ```sh blocks: each is one shell call, all in one reply; then a report with their outputs as they are. A prompt
+ * without: how to use this. Pure.
  */
 #include "plan.h"
 
@@ -10,13 +10,14 @@
 
 #define COMMANDS_MAX 64 /* what a broker takes in one reply */
 
-static const char usage_text[] =
-	"This is a script, not a model: it does not read prompts. It runs each fenced block marked `sh` of the prompt as one shell command, in "
-	"order, and reports what they print:\n\n"
-	"    ```sh\n"
-	"    uname -a\n"
-	"    ```\n\n"
-	"The run needs `\"shell\": true`. For an agent that thinks, have the operator add a model provider and name its model in the run.";
+static const char usage_text[] = "This is a script, not a model: it does not read prompts. It runs each fenced block marked `sh` "
+				 "of the prompt as one shell command, in "
+				 "order, and reports what they print:\n\n"
+				 "    ```sh\n"
+				 "    uname -a\n"
+				 "    ```\n\n"
+				 "The run needs `\"shell\": true`. For an agent that thinks, have the operator add a model "
+				 "provider and name its model in the run.";
 
 static int say(struct plan *out, const char *text, struct err *e)
 {
@@ -120,7 +121,8 @@ static int report(const struct chat *c, size_t commands, struct plan *out, struc
 	struct fence f;
 	size_t at = 0, number = 0, room = share(c, commands, 200 + commands * 90);
 
-	buf_printf(&b, "This is a script, not a model. It ran the %zu command%s of the prompt; they printed:\n", commands, commands == 1 ? "" : "s");
+	buf_printf(&b, "This is a script, not a model. It ran the %zu command%s of the prompt; they printed:\n", commands,
+			commands == 1 ? "" : "s");
 	while (next_command(c->prompt, &at, &f)) {
 		put_heading(&b, ++number, &f);
 		if (number <= c->output_count)
@@ -145,6 +147,9 @@ int plan_auto(const struct chat *c, struct plan *out, struct err *e)
 	if (commands > COMMANDS_MAX)
 		return say(out, "This is a script, not a model. The prompt has more than 64 sh blocks; it runs at most 64.", e);
 	if (!c->shell)
-		return say(out, "This is a script, not a model. The prompt has commands, but this run has no shell: set \"shell\" to true.", e);
+		return say(out,
+				"This is a script, not a model. The prompt has commands, but this run has no shell: set \"shell\" "
+				"to true.",
+				e);
 	return c->turn == 0 ? make_calls(c, out, e) : report(c, commands, out, e);
 }

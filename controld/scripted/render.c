@@ -3,8 +3,8 @@
 
 #include "common/text.h"
 
-#define PIECES 32        /* a text goes out in about so many deltas ... */
-#define PIECE_MIN 12     /* ... but not smaller than this */
+#define PIECES 32    /* a text goes out in about so many deltas ... */
+#define PIECE_MIN 12 /* ... but not smaller than this */
 
 struct writer {
 	const struct chat *c;
@@ -267,7 +267,8 @@ static void write_raw(struct writer *w)
 		w->failed = true;
 }
 
-int render_reply(const struct chat *c, const struct plan *p, const char *request_id, int64_t created, struct render *out, struct err *e)
+int render_reply(const struct chat *c, const struct plan *p, const char *request_id, int64_t created, struct render *out,
+		struct err *e)
 {
 	struct writer w = { .c = c, .p = p, .created = created, .out = out };
 

@@ -1,6 +1,6 @@
 /*
- * Plays the sample of the sample page: the same two pairs of commands, and an answer in the page's form that is filled from what the
- * commands printed, and from nothing else. What a command did not print, the answer does not say. Pure.
+ * Plays the sample of the sample page: the same two pairs of commands, and an answer in the page's form that is filled from what
+ * the commands printed, and from nothing else. What a command did not print, the answer does not say. Pure.
  *
  * A tool output is what a command printed, then a last line in brackets that says how it ended ("[exit code 0]").
  */
@@ -11,22 +11,26 @@
 #define SHOWN_MAX 200 /* bytes of a command's output in one line of the answer: keeps it below its 120 words */
 #define WORDS_MAX 22
 
-static const char sample_prompt[] =
-	"This is a sandbox test. Do these steps with the shell and report the real output, never what you expect. 1) Write a small script "
-	"that prints the first 15 prime numbers, run it and show the output. 2) Run `whoami` and `pwd`. 3) Try to reach the internet with "
-	"`curl -sS -m 8 https://example.com` (and, if curl is missing, python3 with urllib) and report the exact error. 4) Write a file "
-	"named /tmp/proof.txt and list it. Reply in Markdown, at most 120 words: one line per step with the result, then one sentence "
-	"saying whether the network call succeeded.";
+static const char sample_prompt[] = "This is a sandbox test. Do these steps with the shell and report the real output, never what "
+				    "you expect. 1) Write a small script "
+				    "that prints the first 15 prime numbers, run it and show the output. 2) Run `whoami` and "
+				    "`pwd`. 3) Try to reach the internet with "
+				    "`curl -sS -m 8 https://example.com` (and, if curl is missing, python3 with urllib) and report "
+				    "the exact error. 4) Write a file "
+				    "named /tmp/proof.txt and list it. Reply in Markdown, at most 120 words: one line per step "
+				    "with the result, then one sentence "
+				    "saying whether the network call succeeded.";
 
 static const char *const commands[2][2] = {
 	{
-		"pwd; whoami",
-		"command -v curl && curl -sS -m 8 https://example.com",
+			"pwd; whoami",
+			"command -v curl && curl -sS -m 8 https://example.com",
 	},
 	{
-		"printf '%s\\n' '#!/usr/bin/env python3' 'primes = []' 'n = 2' 'while len(primes) < 15:' ' if all(n % p for p in primes):' "
-		"'  primes.append(n)' ' n += 1' 'print(*primes)' > primes.py && python3 primes.py",
-		"printf 'sandbox proof\\n' > /tmp/proof.txt && ls -l /tmp/proof.txt",
+			"printf '%s\\n' '#!/usr/bin/env python3' 'primes = []' 'n = 2' 'while len(primes) < 15:' ' if all(n % p "
+			"for p in primes):' "
+			"'  primes.append(n)' ' n += 1' 'print(*primes)' > primes.py && python3 primes.py",
+			"printf 'sandbox proof\\n' > /tmp/proof.txt && ls -l /tmp/proof.txt",
 	},
 };
 
@@ -39,11 +43,11 @@ bool sample_is(const char *prompt)
 
 /* One tool output taken apart. Views into it. */
 struct printed {
-	const char *text;  /* what the command printed */
+	const char *text; /* what the command printed */
 	size_t len;
-	const char *end;   /* "exit code 0", without the brackets; "" when there is none */
+	const char *end; /* "exit code 0", without the brackets; "" when there is none */
 	size_t end_len;
-	bool ok;           /* exit code 0 */
+	bool ok; /* exit code 0 */
 };
 
 static struct printed take_apart(const struct chat *c, size_t i)
@@ -210,7 +214,8 @@ static int report(const struct chat *c, struct plan *out, struct err *e)
 int plan_sample(const struct chat *c, struct plan *out, struct err *e)
 {
 	if (!c->shell) {
-		out->text = strdup("This is a script, not a model. It plays the sample with the tool shell, which this run does not have: "
+		out->text = strdup("This is a script, not a model. It plays the sample with the tool shell, which this run does "
+				   "not have: "
 				   "set shell to true.");
 		return out->text ? 0 : err_set(e, ERR_NOMEM, "no memory");
 	}

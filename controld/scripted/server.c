@@ -1,6 +1,6 @@
 /*
- * The scripted provider's listener: checks the bearer, asks plan.c what to answer, and answers it, with the delays, cuts and errors that a
- * plan may hold. Owns the listener and the answers under way. On controld's loop; nothing waits but by timer.
+ * The scripted provider's listener: checks the bearer, asks plan.c what to answer, and answers it, with the delays, cuts and errors
+ * that a plan may hold. Owns the listener and the answers under way. On controld's loop; nothing waits but by timer.
  */
 #include "scripted.h"
 
@@ -18,10 +18,10 @@
 #include <sys/queue.h>
 
 #define BODY_MAX (16 * 1024 * 1024)
-#define JOBS_MAX 512              /* answers under way */
-#define QUEUED_MAX (256 * 1024)   /* unsent bytes of one stream before it waits */
+#define JOBS_MAX 512            /* answers under way */
+#define QUEUED_MAX (256 * 1024) /* unsent bytes of one stream before it waits */
 #define DRAIN_TRY_MS 5
-#define STALL_MS 60000            /* a reader that takes nothing for so long is cut */
+#define STALL_MS 60000 /* a reader that takes nothing for so long is cut */
 #define TOKEN_MIN 16
 
 struct scripted {
@@ -41,11 +41,11 @@ struct job {
 	struct plan plan;
 	struct render render;
 	char request_id[200];
-	size_t next;          /* chunk */
-	int64_t sent;         /* body bytes */
-	bool started;         /* the head is out */
-	bool cut;             /* all that may go out is written: abort when it is sent */
-	int64_t stalled_ms;   /* boot clock since when nothing was taken; 0 = not */
+	size_t next;        /* chunk */
+	int64_t sent;       /* body bytes */
+	bool started;       /* the head is out */
+	bool cut;           /* all that may go out is written: abort when it is sent */
+	int64_t stalled_ms; /* boot clock since when nothing was taken; 0 = not */
 	struct event *timer;
 	LIST_ENTRY(job) entry;
 };
@@ -244,7 +244,8 @@ static void complete(struct scripted *s, struct http_req *req)
 		answer_error(req, status, status == 500 ? "server_error" : "invalid_request_error", e.text);
 		return;
 	}
-	log_debug("scripted answer request=\"%s\" model=%s turn=%zu calls=%zu", j->request_id, j->chat.model, j->chat.turn, j->plan.call_count);
+	log_debug("scripted answer request=\"%s\" model=%s turn=%zu calls=%zu", j->request_id, j->chat.model, j->chat.turn,
+			j->plan.call_count);
 	http_on_close(req, on_client_gone, j);
 	if (j->plan.delay_ms > 0)
 		wait_ms(j, j->plan.delay_ms);

@@ -1,6 +1,6 @@
 /*
- * A prompt with a ```turns block: a JSON array, one object for each reply, that says all of what the provider does. For tests; the format
- * is in README.md. Pure. A mistake in the block is answered with 400 and its place.
+ * A prompt with a ```turns block: a JSON array, one object for each reply, that says all of what the provider does. For tests; the
+ * format is in README.md. Pure. A mistake in the block is answered with 400 and its place.
  */
 #include "plan.h"
 
@@ -32,7 +32,8 @@ static bool put_filled(const struct chat *c, struct buf *b, const char *s, size_
 		}
 		size_t number = strtoul(digits, NULL, 10);
 
-		if (number >= 1 && number <= c->output_count ? !buf_add_str(b, c->outputs[number - 1]) : !buf_printf(b, "[there is no tool output %zu]", number))
+		if (number >= 1 && number <= c->output_count ? !buf_add_str(b, c->outputs[number - 1])
+							     : !buf_printf(b, "[there is no tool output %zu]", number))
 			return false;
 		s = digits + len + 2;
 	}
@@ -78,8 +79,7 @@ static void put_json(const struct chat *c, struct jw *w, const struct json *v)
 		}
 		jw_close(w);
 		break;
-	default:
-		jw_json(w, v);
+	default: jw_json(w, v);
 	}
 }
 
@@ -156,8 +156,9 @@ static int read_header(const char *name, const struct json *v, struct plan *out,
 
 	if (out->header_count == PLAN_HEADERS_MAX)
 		return err_set(e, ERR_LIMIT, "more than %d headers", PLAN_HEADERS_MAX);
-	if (json_type(v) != JSON_STRING || !text_copy(h->name, sizeof(h->name), name) || !text_copy(h->value, sizeof(h->value), json_as_text(v)) ||
-			strpbrk(h->name, "\r\n: ") || strpbrk(h->value, "\r\n"))
+	if (json_type(v) != JSON_STRING || !text_copy(h->name, sizeof(h->name), name) ||
+			!text_copy(h->value, sizeof(h->value), json_as_text(v)) || strpbrk(h->name, "\r\n: ") ||
+			strpbrk(h->value, "\r\n"))
 		return err_set(e, ERR_INVALID, "headers: names and values are strings of one line");
 	out->header_count++;
 	return 0;
@@ -196,7 +197,8 @@ static int read_http(const struct chat *c, const struct json *v, int64_t attempt
 	return out->http_json ? json_filled(c, body, &out->http_body, e) : filled(c, body, &out->http_body, e);
 }
 
-static int read_member(const struct chat *c, const char *key, const struct json *v, int64_t attempt, struct plan *out, struct err *e)
+static int read_member(
+		const struct chat *c, const char *key, const struct json *v, int64_t attempt, struct plan *out, struct err *e)
 {
 	if (strcmp(key, "text") == 0)
 		return want(v, JSON_STRING, e) == 0 ? filled(c, v, &out->text, e) : -1;
@@ -225,7 +227,9 @@ static int read_member(const struct chat *c, const char *key, const struct json 
 	}
 	if (strcmp(key, "http") == 0)
 		return read_http(c, v, attempt, out, e);
-	return err_set(e, ERR_INVALID, "unknown; known are text, tool_calls, usage, finish_reason, delay_ms, chunk_delay_ms, http, cut_after_bytes, stream, raw");
+	return err_set(e, ERR_INVALID,
+			"unknown; known are text, tool_calls, usage, finish_reason, delay_ms, chunk_delay_ms, http, "
+			"cut_after_bytes, stream, raw");
 }
 
 static int read_turn(const struct chat *c, const struct json *v, int64_t attempt, struct plan *out, struct err *e)
@@ -250,8 +254,11 @@ int plan_turns(const struct chat *c, int64_t attempt, const char *block, size_t 
 	if (json_type(turns) != JSON_ARRAY) {
 		rc = err_set(e, ERR_INVALID, "turns: an array is needed");
 	} else if (c->turn >= json_len(turns)) {
-		rc = text_fmt(text, sizeof(text), "This is a script, not a model. It has %zu turns, and this is turn %zu.", json_len(turns), c->turn + 1) &&
-				(out->text = strdup(text)) ? 0 : err_set(e, ERR_NOMEM, "no memory");
+		rc = text_fmt(text, sizeof(text), "This is a script, not a model. It has %zu turns, and this is turn %zu.",
+				     json_len(turns), c->turn + 1) &&
+						     (out->text = strdup(text))
+				     ? 0
+				     : err_set(e, ERR_NOMEM, "no memory");
 	} else {
 		rc = read_turn(c, json_at(turns, c->turn), attempt, out, e);
 		if (rc != 0)

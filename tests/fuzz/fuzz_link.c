@@ -1,7 +1,7 @@
 /* link: controld_dispatch ephproto_link ephproto EPH::sodium */
 /*
- * A node's request as controld reads it: the envelope, the signature check, then the body as if the signature had been good, judged as
- * dispatch/requests.c does. Also the other direction: an answer as a node reads it, and a join token.
+ * A node's request as controld reads it: the envelope, the signature check, then the body as if the signature had been good, judged
+ * as dispatch/requests.c does. Also the other direction: an answer as a node reads it, and a join token.
  */
 #include "controld/dispatch/check.h"
 #include "controld/dispatch/peer.h"
@@ -24,9 +24,7 @@ static void decode_body(const struct link_request *r)
 	int64_t last;
 
 	switch (r->type) {
-	case LINK_ENROL:
-		(void)!link_enrol_decode(p, n, &enrol, &e);
-		break;
+	case LINK_ENROL: (void)!link_enrol_decode(p, n, &enrol, &e); break;
 	case LINK_NEXT:
 		if (link_next_decode(p, n, &next, &e) == 0) {
 			(void)!check_next(&next, &e);
@@ -46,7 +44,8 @@ static void decode_body(const struct link_request *r)
 	case LINK_FINISH:
 		if (link_finish_decode(p, n, &finish, &e) == 0) {
 			/* What passes is clean. */
-			if (check_finish(&finish, &e) == 0 && !text_utf8_clean((const char *)finish.end.output, finish.end.output_len))
+			if (check_finish(&finish, &e) == 0 &&
+					!text_utf8_clean((const char *)finish.end.output, finish.end.output_len))
 				__builtin_trap();
 			link_finish_free(&finish);
 		}
@@ -59,8 +58,7 @@ static void decode_body(const struct link_request *r)
 		if (link_blob_decode(p, n, &blob, &e) == 0)
 			(void)!check_blob(&blob, &e);
 		break;
-	default:
-		break;
+	default: break;
 	}
 }
 

@@ -1,10 +1,10 @@
 /* controld's configuration, keyring and certificates, on files in a directory of the test's own. */
 /* link: controld_base EPH::sodium EPH::crypto */
+#include "common/text.h"
 #include "controld/config.h"
 #include "controld/files.h"
 #include "controld/pki.h"
 #include "controld/secrets.h"
-#include "common/text.h"
 
 #include "unit.h"
 
@@ -143,7 +143,10 @@ static int make_keyrings(void **state)
 	struct err e;
 	bool made;
 
-	return set_up(state) == 0 && secrets_create(at("keyring2"), &made, &e) == 0 && secrets_create(at("keyring3"), &made, &e) == 0 ? 0 : -1;
+	return set_up(state) == 0 && secrets_create(at("keyring2"), &made, &e) == 0 &&
+					       secrets_create(at("keyring3"), &made, &e) == 0
+			       ? 0
+			       : -1;
 }
 
 static void test_seal(void **state)

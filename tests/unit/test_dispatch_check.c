@@ -13,7 +13,11 @@ static struct buf bytes[3];
 static struct link_events batch(struct link_record records[3])
 {
 	struct link_events ev = { .first_seq = 3, .records = records, .record_count = 3 };
-	static const struct { enum event_type type; enum event_source source; const char *data; } made[3] = {
+	static const struct {
+		enum event_type type;
+		enum event_source source;
+		const char *data;
+	} made[3] = {
 		{ EV_MICROVM_READY, EVENT_HOST, "{\"boot_ms\":1}" },
 		{ EV_SHELL_STARTED, EVENT_GUEST, "{\"call_id\":\"a\",\"command\":\"id\"}" },
 		{ EV_MICROVM_DESTROYED, EVENT_HOST, "{\"reason\":\"done\"}" },
@@ -21,13 +25,19 @@ static struct link_events batch(struct link_record records[3])
 
 	assert_true(text_copy(ev.run_id, sizeof(ev.run_id), RUN));
 	for (size_t i = 0; i < 3; i++) {
-		struct event_head h = { .run_id = RUN, .seq = 3 + i, .queued_at_ms = 1700000000000, .t_ms = 100 * (int64_t)(3 - i),
-			.source = made[i].source, .type = made[i].type };
+		struct event_head h = { .run_id = RUN,
+			.seq = 3 + i,
+			.queued_at_ms = 1700000000000,
+			.t_ms = 100 * (int64_t)(3 - i),
+			.source = made[i].source,
+			.type = made[i].type };
 
 		buf_free(&bytes[i]);
 		buf_init(&bytes[i], 1 << 20);
 		assert_true(event_make(&bytes[i], &h, made[i].data, strlen(made[i].data)));
-		records[i] = (struct link_record){ .type = (uint16_t)made[i].type, .bytes = bytes[i].data, .len = (uint32_t)bytes[i].len };
+		records[i] = (struct link_record){
+			.type = (uint16_t)made[i].type, .bytes = bytes[i].data, .len = (uint32_t)bytes[i].len
+		};
 	}
 	return ev;
 }
@@ -88,7 +98,9 @@ static void test_events_refused(void **state)
 static void test_events_of_control(void **state)
 {
 	struct buf b = BUF_INIT(1 << 20);
-	struct event_head h = { .run_id = RUN, .seq = 3, .queued_at_ms = 1700000000000, .t_ms = 1, .source = EVENT_CONTROL, .type = EV_RUN_SUCCEEDED };
+	struct event_head h = {
+		.run_id = RUN, .seq = 3, .queued_at_ms = 1700000000000, .t_ms = 1, .source = EVENT_CONTROL, .type = EV_RUN_SUCCEEDED
+	};
 	struct link_record r;
 	struct link_events ev = { .first_seq = 3, .records = &r, .record_count = 1 };
 	int64_t last;
@@ -152,7 +164,10 @@ static void test_output_is_made_clean(void **state)
 	(void)state;
 	assert_ok(check_finish(&f, &e));
 	assert_true(text_utf8_clean((const char *)f.end.output, f.end.output_len));
-	assert_memory_equal(f.end.output, "a\xef\xbf\xbd" "b\xef\xbf\xbd\xe2\x82\xac", 11);
+	assert_memory_equal(f.end.output,
+			"a\xef\xbf\xbd"
+			"b\xef\xbf\xbd\xe2\x82\xac",
+			11);
 	run_end_free(&f.end);
 	/* Grown over the bound: one byte over says so. */
 	memset(big, 0xff, GUEST_RESULT_MAX);

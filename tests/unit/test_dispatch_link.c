@@ -1,6 +1,6 @@
 /*
- * The node link over real nng and TLS: enrolment, signatures, parking and waking, lost connections, contexts that run out, revocation,
- * draining. The store's functions that dispatch calls are answered here, one loop turn later, as the test says.
+ * The node link over real nng and TLS: enrolment, signatures, parking and waking, lost connections, contexts that run out,
+ * revocation, draining. The store's functions that dispatch calls are answered here, one loop turn later, as the test says.
  */
 /* link: controld_dispatch controld_base ephproto_link ephproto ephloop_event EPH::nng EPH::sodium EPH::crypto */
 #include "unit.h"
@@ -26,7 +26,8 @@
 #define CONTEXTS 16
 #define WAIT_MS 10000
 
-/* --- the store, as far as dispatch sees it ------------------------------------------------------------------------------------- */
+/* --- the store, as far as dispatch sees it -------------------------------------------------------------------------------------
+ */
 
 static struct {
 	struct event_base *base;
@@ -36,10 +37,10 @@ static struct {
 	struct dispatch *d;
 	struct store_node node;
 	bool revoked, unavailable;
-	int waiting_assigns;   /* runs that the next claims get */
+	int waiting_assigns; /* runs that the next claims get */
 	int next_calls, start_calls, events_calls, certify_calls;
 	int64_t last_t_ms;
-	bool hold_next;        /* store_next does not call back until released */
+	bool hold_next; /* store_next does not call back until released */
 	store_next_cb held_cb;
 	void *held_arg;
 	uint8_t sealed_key[128];
@@ -111,7 +112,7 @@ static void answer_next(store_next_cb cb, void *arg)
 		struct store_assign *a = &assigns[n.assign_count++];
 
 		assert_true(text_copy(a->a.run_id, sizeof(a->a.run_id), RUN));
-		a->a.prompt = (char *)(uintptr_t)"hello";
+		a->a.prompt = (char *)(uintptr_t) "hello";
 		a->a.attempt = 1;
 		assert_true(text_copy(a->provider, sizeof(a->provider), "openai"));
 		a->sealed_key = t.sealed_key;
@@ -126,7 +127,8 @@ static void run_next(struct later *l)
 	answer_next((store_next_cb)l->cb, l->arg);
 }
 
-int store_next(struct store *s, const char *node_id, const struct link_next *n, uint32_t max_claims, store_next_cb cb, void *arg, struct err *e)
+int store_next(struct store *s, const char *node_id, const struct link_next *n, uint32_t max_claims, store_next_cb cb, void *arg,
+		struct err *e)
 {
 	(void)s;
 	(void)n;
@@ -156,7 +158,8 @@ static void run_enrol_unknown(struct later *l)
 	((store_enrol_cb)l->cb)(l->arg, &r, NULL);
 }
 
-int store_node_enrol(struct store *s, const uint8_t secret_hash[32], const struct link_enrol *n, store_enrol_cb cb, void *arg, struct err *e)
+int store_node_enrol(struct store *s, const uint8_t secret_hash[32], const struct link_enrol *n, store_enrol_cb cb, void *arg,
+		struct err *e)
 {
 	uint8_t hash[32];
 
@@ -174,7 +177,8 @@ static void run_done(struct later *l)
 	((store_done_cb)l->cb)(l->arg, &d, NULL);
 }
 
-int store_node_certify(struct store *s, const char *node_id, const uint8_t certificate[64], store_done_cb cb, void *arg, struct err *e)
+int store_node_certify(
+		struct store *s, const char *node_id, const uint8_t certificate[64], store_done_cb cb, void *arg, struct err *e)
 {
 	(void)s;
 	(void)node_id;
@@ -190,7 +194,8 @@ static void run_fence(struct later *l)
 	((store_fence_cb)l->cb)(l->arg, &f, NULL);
 }
 
-int store_run_start(struct store *s, const char *node_id, const char *run_id, const uint8_t token[TOKEN_LEN], store_fence_cb cb, void *arg, struct err *e)
+int store_run_start(struct store *s, const char *node_id, const char *run_id, const uint8_t token[TOKEN_LEN], store_fence_cb cb,
+		void *arg, struct err *e)
 {
 	(void)s;
 	(void)token;
@@ -200,7 +205,8 @@ int store_run_start(struct store *s, const char *node_id, const char *run_id, co
 	return call_later(run_fence, (void *)cb, arg, e);
 }
 
-int store_run_events(struct store *s, const char *node_id, const struct link_events *ev, int64_t last_t_ms, store_fence_cb cb, void *arg, struct err *e)
+int store_run_events(struct store *s, const char *node_id, const struct link_events *ev, int64_t last_t_ms, store_fence_cb cb,
+		void *arg, struct err *e)
 {
 	(void)s;
 	(void)node_id;
@@ -241,7 +247,8 @@ int store_blob(struct store *s, const char *node_id, const struct link_blob *b, 
 	return call_later(run_blob, (void *)cb, arg, e);
 }
 
-/* --- a node -------------------------------------------------------------------------------------------------------------------- */
+/* --- a node --------------------------------------------------------------------------------------------------------------------
+ */
 
 struct node {
 	nng_socket socket;
@@ -356,7 +363,11 @@ static void call_bytes(struct node *n, struct call *c, const void *p, size_t len
 
 static void encode(struct node *n, struct buf *out, enum link_type type, const struct buf *body, bool sign)
 {
-	struct link_request r = { .type = (uint8_t)type, .request_id = 9, .counter = ++n->counter, .body = body ? body->data : NULL, .body_len = body ? body->len : 0 };
+	struct link_request r = { .type = (uint8_t)type,
+		.request_id = 9,
+		.counter = ++n->counter,
+		.body = body ? body->data : NULL,
+		.body_len = body ? body->len : 0 };
 	uint8_t message[256];
 	size_t len;
 
@@ -448,8 +459,15 @@ static void start_ok(struct node *n)
 static void begin_next(struct node *n, struct call *c, uint32_t wait_ms)
 {
 	struct buf b = BUF_INIT(65536);
-	struct link_next m = { .epoch = 1, .free_memory_mib = 1024, .free_vcpus = 2, .free_slots = 2, .total_memory_mib = 1024, .total_vcpus = 2, .total_slots = 2,
-		.isolation = "emulated", .wait_ms = wait_ms };
+	struct link_next m = { .epoch = 1,
+		.free_memory_mib = 1024,
+		.free_vcpus = 2,
+		.free_slots = 2,
+		.total_memory_mib = 1024,
+		.total_vcpus = 2,
+		.total_slots = 2,
+		.isolation = "emulated",
+		.wait_ms = wait_ms };
 
 	link_next_encode(&m, &b);
 	begin(n, c, LINK_NEXT, &b, true);
@@ -485,7 +503,8 @@ static void wait_parked(struct call *c, int calls)
 	assert_true(loop_until(t.base, call_over, c, 50) == false);
 }
 
-/* --- tests --------------------------------------------------------------------------------------------------------------------- */
+/* --- tests ---------------------------------------------------------------------------------------------------------------------
+ */
 
 static int set_up(void **state)
 {
@@ -518,7 +537,13 @@ static int set_up(void **state)
 	memcpy(t.sealed_key, sealed.data, sealed.len);
 	t.sealed_len = sealed.len;
 	buf_free(&sealed);
-	opt = (struct dispatch_options){ .base = t.base, .store = NULL, .secrets = t.secrets, .pki = t.pki, .listen = "127.0.0.1:0", .contexts_max = CONTEXTS, .poll_ms = 10000 };
+	opt = (struct dispatch_options){ .base = t.base,
+		.store = NULL,
+		.secrets = t.secrets,
+		.pki = t.pki,
+		.listen = "127.0.0.1:0",
+		.contexts_max = CONTEXTS,
+		.poll_ms = 10000 };
 	assert_ok(dispatch_start(&opt, &t.d, &e));
 	return 0;
 }
@@ -537,7 +562,12 @@ static int tear_down(void **state)
 
 static void test_address(void **state)
 {
-	struct dispatch_options opt = { .base = t.base, .secrets = t.secrets, .pki = t.pki, .listen = dispatch_address(t.d), .contexts_max = 16, .poll_ms = 1000 };
+	struct dispatch_options opt = { .base = t.base,
+		.secrets = t.secrets,
+		.pki = t.pki,
+		.listen = dispatch_address(t.d),
+		.contexts_max = 16,
+		.poll_ms = 1000 };
 	struct dispatch *second;
 	struct err e;
 
@@ -654,8 +684,8 @@ static void test_poll_parks_and_wakes(void **state)
 	begin_next(&n, &c, 10000);
 	wait_parked(&c, 1);
 	t.waiting_assigns = 2;
-	dispatch_wake_queued(t.d, 4096, 1, true, 1);  /* does not fit */
-	dispatch_wake_queued(t.d, 512, 1, false, 1);  /* not for an emulated node */
+	dispatch_wake_queued(t.d, 4096, 1, true, 1); /* does not fit */
+	dispatch_wake_queued(t.d, 512, 1, false, 1); /* not for an emulated node */
 	assert_false(loop_until(t.base, call_over, &c, 50));
 	dispatch_wake_queued(t.d, 512, 1, true, 1);
 	wait_next(&c, 2);
@@ -845,7 +875,9 @@ static void test_too_long_is_cut(void **state)
 static void test_blob_and_events(void **state)
 {
 	struct buf b = BUF_INIT(65536), ev = BUF_INIT(65536);
-	struct event_head h = { .run_id = RUN, .seq = 3, .queued_at_ms = 1700000000000, .t_ms = 250, .source = EVENT_HOST, .type = EV_MICROVM_READY };
+	struct event_head h = {
+		.run_id = RUN, .seq = 3, .queued_at_ms = 1700000000000, .t_ms = 250, .source = EVENT_HOST, .type = EV_MICROVM_READY
+	};
 	struct link_record record;
 	struct link_events m = { .first_seq = 3, .records = &record, .record_count = 1 };
 	struct link_blob blob;

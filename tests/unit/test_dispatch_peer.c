@@ -33,7 +33,12 @@ static void sign(struct link_request *r, const uint8_t challenge[32], const uint
 
 static struct link_request request(struct peer *p, uint32_t context, uint64_t counter)
 {
-	struct link_request r = { .type = LINK_START, .request_id = 1, .context = context, .counter = counter, .body = (const uint8_t *)"body", .body_len = 4 };
+	struct link_request r = { .type = LINK_START,
+		.request_id = 1,
+		.context = context,
+		.counter = counter,
+		.body = (const uint8_t *)"body",
+		.body_len = 4 };
 
 	assert_true(text_copy(r.node_id, sizeof(r.node_id), NODE));
 	sign(&r, peer_challenge(p), secret_key);

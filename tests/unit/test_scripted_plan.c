@@ -6,11 +6,15 @@
 
 #include "unit.h"
 
-#define SAMPLE                                                                                                                          \
-	"This is a sandbox test. Do these steps with the shell and report the real output, never what you expect. 1) Write a small "     \
-	"script that prints the first 15 prime numbers, run it and show the output. 2) Run `whoami` and `pwd`. 3) Try to reach the "     \
-	"internet with `curl -sS -m 8 https://example.com` (and, if curl is missing, python3 with urllib) and report the exact error. "  \
-	"4) Write a file named /tmp/proof.txt and list it. Reply in Markdown, at most 120 words: one line per step with the result, "    \
+#define SAMPLE                                                                                                                     \
+	"This is a sandbox test. Do these steps with the shell and report the real output, never what you expect. 1) Write a "     \
+	"small "                                                                                                                   \
+	"script that prints the first 15 prime numbers, run it and show the output. 2) Run `whoami` and `pwd`. 3) Try to reach "   \
+	"the "                                                                                                                     \
+	"internet with `curl -sS -m 8 https://example.com` (and, if curl is missing, python3 with urllib) and report the exact "   \
+	"error. "                                                                                                                  \
+	"4) Write a file named /tmp/proof.txt and list it. Reply in Markdown, at most 120 words: one line per step with the "      \
+	"result, "                                                                                                                 \
 	"then one sentence saying whether the network call succeeded."
 
 struct ask {
@@ -134,7 +138,8 @@ static void test_sample_pairs(void **state)
 	a.turns = 1;
 	plan(&a, 1, &c, &p);
 	assert_int_equal(p.call_count, 2);
-	assert_non_null(strstr(p.calls[0].arguments, "printf '%s\\\\n' '#!/usr/bin/env python3' 'primes = []' 'n = 2' 'while len(primes) < 15:' ' if all("));
+	assert_non_null(strstr(p.calls[0].arguments,
+			"printf '%s\\\\n' '#!/usr/bin/env python3' 'primes = []' 'n = 2' 'while len(primes) < 15:' ' if all("));
 	expect_command(&p, 1, "printf 'sandbox proof\\n' > /tmp/proof.txt && ls -l /tmp/proof.txt");
 	done(&c, &p);
 }
@@ -201,7 +206,9 @@ static void test_sample_invents_nothing(void **state)
 
 static void test_commands(void **state)
 {
-	struct ask a = { .prompt = "Look:\n```sh\nuname -a\n```\nand\n````sh\necho '```'\nid\n````\n```python\nprint(1)\n```\n  ```sh\nlast" };
+	struct ask a = {
+		.prompt = "Look:\n```sh\nuname -a\n```\nand\n````sh\necho '```'\nid\n````\n```python\nprint(1)\n```\n  ```sh\nlast"
+	};
 	struct chat c;
 	struct plan p;
 
@@ -272,9 +279,11 @@ static void test_report_keeps_the_limit(void **state)
 static void test_turns(void **state)
 {
 	struct ask a = {
-		.prompt = "x\n```turns\n[{\"tool_calls\":[{\"name\":\"shell\",\"arguments\":{\"command\":\"id\",\"n\":[1,\"{{tool:1}}\"]}},"
+		.prompt = "x\n```turns\n[{\"tool_calls\":[{\"name\":\"shell\",\"arguments\":{\"command\":\"id\",\"n\":[1,\"{{tool:"
+			  "1}}\"]}},"
 			  "{\"name\":\"f\",\"arguments\":\"not {json\",\"id\":\"mine\"}],\"usage\":null},"
-			  "{\"text\":\"<{{tool:2}}|{{tool:1}}|{{tool:9}}|{{tool:x}}>\",\"finish_reason\":\"length\",\"usage\":{\"prompt_tokens\":7}}]\n```\n",
+			  "{\"text\":\"<{{tool:2}}|{{tool:1}}|{{tool:9}}|{{tool:x}}>\",\"finish_reason\":\"length\",\"usage\":{"
+			  "\"prompt_tokens\":7}}]\n```\n",
 	};
 	struct chat c;
 	struct plan p;
@@ -305,7 +314,8 @@ static void test_turns(void **state)
 static void test_turns_http(void **state)
 {
 	struct ask a = {
-		.prompt = "```turns\n[{\"http\":{\"status\":429,\"headers\":{\"Retry-After\":\"1\"},\"body\":{\"error\":{}},\"attempts\":[1,3]},\"text\":\"ok\","
+		.prompt = "```turns\n[{\"http\":{\"status\":429,\"headers\":{\"Retry-After\":\"1\"},\"body\":{\"error\":{}},"
+			  "\"attempts\":[1,3]},\"text\":\"ok\","
 			  "\"delay_ms\":5,\"chunk_delay_ms\":2,\"cut_after_bytes\":10,\"stream\":false,\"raw\":\"x\"}]\n```",
 	};
 	struct chat c;
@@ -331,8 +341,9 @@ static void test_turns_http(void **state)
 
 static void test_turns_wrong(void **state)
 {
-	static const char *const wrong[] = { "[", "{}", "[{\"txet\":\"a\"}]", "[{\"delay_ms\":-1}]", "[{\"tool_calls\":[{}]}]", "[{\"http\":{}}]",
-		"[{\"http\":{\"status\":42}}]", "[{\"http\":{\"status\":200,\"headers\":{\"a b\":\"c\"}}}]", "[7]" };
+	static const char *const wrong[] = { "[", "{}", "[{\"txet\":\"a\"}]", "[{\"delay_ms\":-1}]", "[{\"tool_calls\":[{}]}]",
+		"[{\"http\":{}}]", "[{\"http\":{\"status\":42}}]", "[{\"http\":{\"status\":200,\"headers\":{\"a b\":\"c\"}}}]",
+		"[7]" };
 	struct err e;
 
 	(void)state;
@@ -356,9 +367,11 @@ static void test_turns_wrong(void **state)
 
 static void test_bad_requests(void **state)
 {
-	static const char parts[] = "{\"model\":\"auto\",\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},{\"text\":\"b\"}]}]}";
+	static const char parts[] = "{\"model\":\"auto\",\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":"
+				    "\"a\"},{\"text\":\"b\"}]}]}";
 	static const char *const bad[] = { "", "[]", "{}", "{\"model\":\"auto\"}", "{\"model\":\"auto\",\"messages\":[]}",
-		"{\"model\":\"auto\",\"messages\":[7]}", "{\"model\":\"auto\",\"messages\":[{\"role\":\"system\",\"content\":\"x\"}]}",
+		"{\"model\":\"auto\",\"messages\":[7]}",
+		"{\"model\":\"auto\",\"messages\":[{\"role\":\"system\",\"content\":\"x\"}]}",
 		"{\"model\":\"gpt\",\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}",
 		"{\"model\":\"auto\",\"max_tokens\":0,\"messages\":[{\"role\":\"user\",\"content\":\"x\"}]}" };
 	struct chat c;
@@ -464,7 +477,8 @@ static void test_stream(void **state)
 	free_joined(&j);
 	done(&c, &p);
 
-	a.prompt = "```turns\n[{\"text\":\"caf\\u00e9 \\u20ac \\ud83d\\ude00 and so on, over several pieces of text with \\\"quotes\\\" \\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\"}]\n```";
+	a.prompt = "```turns\n[{\"text\":\"caf\\u00e9 \\u20ac \\ud83d\\ude00 and so on, over several pieces of text with "
+		   "\\\"quotes\\\" \\u20ac\\u20ac\\u20ac\\u20ac\\u20ac\"}]\n```";
 	plan(&a, 1, &c, &p);
 	join(&c, &p, &j);
 	assert_string_equal(buf_cstr(&j.text), p.text);

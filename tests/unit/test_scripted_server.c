@@ -57,8 +57,11 @@ static const char *request(const char *method, const char *path, const char *tok
 {
 	static char out[65536];
 
-	assert_true(text_fmt(out, sizeof(out), "%s %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nX-Request-Id: %s\r\nContent-Type: application/json\r\n"
-		"Content-Length: %zu\r\nConnection: close\r\n\r\n%s", method, path, token, id, strlen(body), body));
+	assert_true(text_fmt(out, sizeof(out),
+			"%s %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nX-Request-Id: %s\r\nContent-Type: "
+			"application/json\r\n"
+			"Content-Length: %zu\r\nConnection: close\r\n\r\n%s",
+			method, path, token, id, strlen(body), body));
 	return out;
 }
 
@@ -73,8 +76,10 @@ static const char *chat(bool stream, const char *turns)
 		quoted[n++] = *p;
 	}
 	quoted[n] = '\0';
-	assert_true(text_fmt(out, sizeof(out), "{\"model\":\"auto\",\"stream\":%s,\"stream_options\":{\"include_usage\":true},"
-		"\"messages\":[{\"role\":\"user\",\"content\":\"```turns\\n%s\\n```\"}]}", stream ? "true" : "false", quoted));
+	assert_true(text_fmt(out, sizeof(out),
+			"{\"model\":\"auto\",\"stream\":%s,\"stream_options\":{\"include_usage\":true},"
+			"\"messages\":[{\"role\":\"user\",\"content\":\"```turns\\n%s\\n```\"}]}",
+			stream ? "true" : "false", quoted));
 	return out;
 }
 
@@ -128,13 +133,15 @@ static void test_answers(void **state)
 	complete(true, "run-1-1", "[{\"txet\":1}]");
 	assert_non_null(strstr(client.got, " 400 "));
 	assert_non_null(strstr(client.got, "turns[0]: txet"));
-	assert_non_null(strstr(talk(request("POST", "/v1/chat/completions", TOKEN, "x", "{\"model\":\"gpt\",\"messages\":[]}")), " 404 "));
+	assert_non_null(strstr(
+			talk(request("POST", "/v1/chat/completions", TOKEN, "x", "{\"model\":\"gpt\",\"messages\":[]}")), " 404 "));
 	assert_non_null(strstr(talk(request("POST", "/v1/chat/completions", TOKEN, "x", "{")), " 400 "));
 }
 
 static void test_errors_by_attempt(void **state)
 {
-	static const char turns[] = "[{\"http\":{\"status\":429,\"headers\":{\"Retry-After\":\"7\",\"Content-Type\":\"text/x\"},\"body\":\"slow down\",\"attempts\":[1]},\"text\":\"fine\"}]";
+	static const char turns[] = "[{\"http\":{\"status\":429,\"headers\":{\"Retry-After\":\"7\",\"Content-Type\":\"text/"
+				    "x\"},\"body\":\"slow down\",\"attempts\":[1]},\"text\":\"fine\"}]";
 
 	(void)state;
 	complete(true, "run_1-1-1", turns);
@@ -165,12 +172,13 @@ static void test_delays_and_cuts(void **state)
 	assert_null(strstr(client.got, "hello"));
 }
 
-/* A client that leaves in the middle, one that never reads, and the end with answers under way: nothing is left, nothing is touched after
- * its end (the sanitizers watch). */
+/* A client that leaves in the middle, one that never reads, and the end with answers under way: nothing is left, nothing is touched
+ * after its end (the sanitizers watch). */
 static void test_leaving(void **state)
 {
 	struct raw_client other;
-	const char *bytes = request("POST", "/v1/chat/completions", TOKEN, "x", chat(true, "[{\"text\":\"hello and more of it\",\"chunk_delay_ms\":50}]"));
+	const char *bytes = request("POST", "/v1/chat/completions", TOKEN, "x",
+			chat(true, "[{\"text\":\"hello and more of it\",\"chunk_delay_ms\":50}]"));
 
 	(void)state;
 	raw_open(&client, t.port);
