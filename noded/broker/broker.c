@@ -22,8 +22,6 @@
 #define NS_PER_MS INT64_C(1000000)
 #define NS_PER_S INT64_C(1000000000)
 #define METER_TICKS 5           /* seconds between meters told without an event */
-#define ASK_AGAIN_TICKS 10
-#define BLOB_AGAIN_TICKS 30     /* no sooner: an answer that is only late would be taken for the next piece */
 #define COMPUTE_MARGIN_MS 5     /* the kill is ordered this much before the last affordable millisecond */
 #define KEEPER_QUEUE_MAX (2 * ROLE_FRAME_MAX)
 #define CHANNEL_QUEUE_MAX (2 * ROLE_FRAME_MAX)
@@ -158,13 +156,8 @@ static void on_tick(evutil_socket_t fd, short what, void *arg)
 	(void)fd;
 	(void)what;
 	check_deadlines(b);
-	b->ticks++;
-	if (b->state == RUN_WORK && b->ticks % METER_TICKS == 0)
+	if (b->state == RUN_WORK && ++b->ticks % METER_TICKS == 0)
 		(void)broker_meter_moved(b);
-	if (b->ticks % ASK_AGAIN_TICKS == 0 && !b->leaving)
-		session_ask_again(b);
-	if (b->ticks % BLOB_AGAIN_TICKS == 0)
-		files_ask_again(b);
 }
 
 /* --- meter and link ---------------------------------------------------------------------------------------------------------- */

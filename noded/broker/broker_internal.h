@@ -123,7 +123,6 @@ void session_end(struct broker *b, enum errcode code, const char *fmt, ...) EPH_
 /* An event of the host; a failure ends the run. */
 void session_event(struct broker *b, enum event_type type, const struct buf *data);
 void session_spool_failed(struct broker *b, const struct err *e);
-void session_ask_again(struct broker *b); /* now and then: link may have been replaced */
 void session_model_event(struct broker *b, const struct model_report *r);
 
 /* worker.c */
@@ -137,7 +136,6 @@ int worker_setup(struct broker *b, struct err *e) EPH_MUST_CHECK; /* model, setu
 int files_start(struct broker *b, struct err *e) EPH_MUST_CHECK;
 void files_blob(struct broker *b, const uint8_t *body, size_t n);   /* RF_LB_BLOB */
 void files_credit(struct broker *b, uint32_t bytes);
-void files_ask_again(struct broker *b); /* the answer may be lost with a link process */
 void files_free(struct broker *b);
 
 #endif

@@ -137,12 +137,6 @@ void files_credit(struct broker *b, uint32_t bytes)
 	files_go(b);
 }
 
-void files_ask_again(struct broker *b)
-{
-	if (b->state == RUN_SETUP && b->files.asked)
-		ask(b);
-}
-
 void files_free(struct broker *b)
 {
 	buf_free(&b->files.chunk);

@@ -219,46 +219,27 @@ static void step_sign(struct broker *b)
 		b->seen.is_signed = true;
 }
 
-static void send_finish(struct broker *b, struct run_end *end)
+static void step_finish(struct broker *b)
 {
 	struct buf body = BUF_INIT(GUEST_RESULT_MAX + 8192);
+	struct run_end end;
 
-	fill_end(b, end);
-	memcpy(end->receipt_signature, b->signature, sizeof(end->receipt_signature));
+	broker_deadline(b, DL_SIGN, 0);
+	fill_end(b, &end);
+	memcpy(end.receipt_signature, b->signature, sizeof(end.receipt_signature));
 	if (b->code == ERRCODE_NONE) {
-		end->output = b->output.data;
-		end->output_len = (uint32_t)b->output.len;
+		end.output = b->output.data;
+		end.output_len = (uint32_t)b->output.len;
 	}
-	run_end_encode(end, &body);
+	run_end_encode(&end, &body);
 	if (body.failed)
 		log_error("end not encoded run=%s", b->a.run_id);
 	else
 		broker_to_link(b, RF_BL_FINISH, body.data, body.len);
 	buf_free(&body);
-}
-
-static void step_finish(struct broker *b)
-{
-	struct run_end end;
-
-	broker_deadline(b, DL_SIGN, 0);
-	send_finish(b, &end);
 	log_info("run finish run=%s code=%s cost_micros=%lld model_calls=%lld dropped_events=%llu unmetered=%u over_hold=%u", b->a.run_id,
 		errcode_text(b->code), (long long)end.cost.total, (long long)end.usage.model_calls,
 		(unsigned long long)events_dropped(b->events), b->meter.unmetered, b->meter.over_hold);
-}
-
-/* A link process that was replaced has forgotten what was asked: everything that waits for an answer is asked again. */
-void session_ask_again(struct broker *b)
-{
-	struct run_end end;
-
-	if (b->seen.start_asked)
-		broker_notify_now(b);
-	if (b->seen.start_asked && b->seen.fence == 0)
-		broker_to_link(b, RF_BL_START, NULL, 0);
-	if (b->state == RUN_FINISH)
-		send_finish(b, &end);
 }
 
 static void step_refuse(struct broker *b)

@@ -2,7 +2,7 @@
  * The link process: the node's only speaker to controld, and without any right over a VM. It forwards: assignments and commands to
  * keeper, events out of the spools (read only) and ends to controld, answers to brokers (through keeper). It holds the node's
  * signing key and no other secret; assignments' secrets pass through sealed. When keeper goes away it ends; when it crashes keeper
- * starts another one, tells it again what lives, and brokers ask again what was not answered.
+ * starts another one, tells it again what lives and what its brokers said last.
  */
 #include "link_internal.h"
 
@@ -170,8 +170,8 @@ static void take_vm(struct link *l, const uint8_t *body, size_t n, const int *fd
 	struct spool_tail tail;
 	struct err e;
 
-	if (role_vm_decode(body, n, &vm, &e) < 0 || fd_count != 1) {
-		log_error("frame about a VM malformed error=%s", fd_count != 1 ? "no spool with it" : e.text);
+	if (role_vm_decode(body, n, &vm, &e) < 0 || fd_count > 1) {
+		log_error("frame about a VM malformed error=%s", fd_count > 1 ? "more than a spool with it" : e.text);
 		for (size_t i = 0; i < fd_count; i++)
 			close(fds[i]);
 		return;
@@ -180,9 +180,16 @@ static void take_vm(struct link *l, const uint8_t *body, size_t n, const int *fd
 	if (r == NULL)
 		r = link_add(l, vm.run_id, vm.token);
 	if (r == NULL || r->spool != NULL) {
-		close(fds[0]);
+		if (fd_count == 1)
+			close(fds[0]);
 		return;
 	}
+	if (vm.state != VM_STARTING)
+		r->run.grant = GRANT_GIVEN;
+	r->admitted = r->pending;
+	r->pending = false;
+	if (fd_count == 0)
+		return; /* nothing was written: only how it ended is left to say */
 	if (spool_open(fds[0], false, &r->spool, &e) < 0) {
 		log_error("spool not usable run=%s error=%s", vm.run_id, e.text);
 		return;
@@ -193,11 +200,7 @@ static void take_vm(struct link *l, const uint8_t *body, size_t n, const int *fd
 	r->run.last_seq = tail.next_seq - 1;
 	r->run.spent = tail.spent;
 	r->run.held = tail.held;
-	if (vm.state != VM_STARTING)
-		r->run.grant = GRANT_GIVEN;
 	infer_grant(r);
-	r->admitted = r->pending;
-	r->pending = false;
 }
 
 static void take_capacity(struct link *l, const uint8_t *body, size_t n)

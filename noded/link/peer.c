@@ -58,7 +58,6 @@ struct peer {
 	struct peers *all;
 	char address[160];
 	nng_socket socket;
-	nng_tls_config *tls;
 	enum peer_state state;
 	bool abandoned;
 	int pipe;                /* id of the pipe that stands; 0 = none */
@@ -131,20 +130,22 @@ static int slot_open(struct peer *peer, struct slot *s, uint32_t context, struct
 
 static int dial(struct peer *peer, struct err *e)
 {
+	nng_tls_config *tls;
 	nng_dialer dialer;
-	int rc = nng_tls_config_alloc(&peer->tls, NNG_TLS_MODE_CLIENT);
+	int rc = nng_tls_config_alloc(&tls, NNG_TLS_MODE_CLIENT);
 
-	if (rc == 0)
-		rc = nng_tls_config_ca_chain(peer->tls, peer->all->opt.ca_pem, NULL);
-	if (rc == 0)
-		rc = nng_tls_config_server_name(peer->tls, PEER_SERVER_NAME);
-	if (rc == 0)
-		rc = nng_tls_config_auth_mode(peer->tls, NNG_TLS_AUTH_MODE_REQUIRED);
 	if (rc != 0)
 		return nng_fail(e, "TLS", rc);
-	rc = nng_dialer_create(&dialer, peer->socket, peer->address);
+	rc = nng_tls_config_ca_chain(tls, peer->all->opt.ca_pem, NULL);
 	if (rc == 0)
-		rc = nng_dialer_set_ptr(dialer, NNG_OPT_TLS_CONFIG, peer->tls);
+		rc = nng_tls_config_server_name(tls, PEER_SERVER_NAME);
+	if (rc == 0)
+		rc = nng_tls_config_auth_mode(tls, NNG_TLS_AUTH_MODE_REQUIRED);
+	if (rc == 0)
+		rc = nng_dialer_create(&dialer, peer->socket, peer->address);
+	if (rc == 0)
+		rc = nng_dialer_set_ptr(dialer, NNG_OPT_TLS_CONFIG, tls);
+	nng_tls_config_free(tls); /* the dialer keeps its own reference */
 	if (rc == 0)
 		rc = nng_dialer_set_ms(dialer, NNG_OPT_RECONNMINT, 100);
 	if (rc == 0)
