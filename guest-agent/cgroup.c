@@ -17,8 +17,12 @@
 
 #define ROOT "/sys/fs/cgroup"
 #define PIDS_MAX "128"
-/* Kept back for the agent (its messages and buffers are at most about 24 MiB), files placed by the host, and the kernel. */
+/*
+ * Kept back for the agent (its messages and buffers are at most about 24 MiB) and for what the kernel holds without counting it
+ * against the group, sockets above all (init.c bounds them). A sixteenth of the memory more for what grows with the machine.
+ */
 #define RESERVE_MIB 64
+#define RESERVE_PART 16
 #define MEMORY_MIN_MIB 32
 
 static int worker_dir = -1;
@@ -28,12 +32,13 @@ static unsigned int made; /* groups so far: each has a name of its own */
 static int set_limits(struct err *e)
 {
 	long available = fs_meminfo_kib("MemAvailable") / 1024;
+	long reserve = RESERVE_MIB + fs_meminfo_kib("MemTotal") / 1024 / RESERVE_PART;
 	char text[32];
 
-	memory_mib = available - RESERVE_MIB;
+	memory_mib = available - reserve;
 	if (memory_mib < MEMORY_MIN_MIB)
-		return err_set(e, ERR_LIMIT, "the machine has %ld MiB free, at least %d are needed", available,
-				RESERVE_MIB + MEMORY_MIN_MIB);
+		return err_set(e, ERR_LIMIT, "the machine has %ld MiB free, at least %ld are needed", available,
+				reserve + MEMORY_MIN_MIB);
 	if (!text_fmt(text, sizeof text, "%ldM", memory_mib))
 		return err_set(e, ERR_INTERNAL, "memory limit");
 	if (fs_write(worker_dir, "pids.max", PIDS_MAX, e) < 0 || fs_write(worker_dir, "memory.max", text, e) < 0)

@@ -27,7 +27,7 @@
 #include <unistd.h>
 
 /* From the kill to an empty group. A process in an uninterruptible wait that is longer means a broken machine. */
-#define GONE_MS 10000
+#define GONE_MS 30000
 #define READ_CHUNK 65536
 /* Reads of one pipe in one turn, so that a flood never keeps the channel waiting. */
 #define READS_A_TURN 4

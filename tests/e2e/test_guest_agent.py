@@ -304,6 +304,8 @@ def test_order_of_calls(worker):
     "kill -STOP $$",
     "exec 1>&- 2>&-; sleep 300",
     "python3 -c 'import os\nfor i in range(300000): os.close(os.open(\"/tmp/f%d\" % i, os.O_CREAT))'",
+    "for i in 1 2 3; do python3 -c 'import socket\ns=[]\nwhile True:\n  p=socket.socketpair()\n  s.append(p)\n  for x in p:\n    x.setblocking(False)\n"
+    "    try:\n      while True: x.send(bytes(65536))\n    except BlockingIOError: pass' & done; wait",
     "python3 -c 'import threading, time\nfor i in range(500): threading.Thread(target=time.sleep, args=(100,)).start()'",
 ])
 def test_agent_survives(worker, command):

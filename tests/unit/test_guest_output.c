@@ -3,15 +3,7 @@
 #include "guest-agent/output.h"
 
 #include "common/text.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "unit.h"
 
 static void short_output_is_whole(void **state)
 {

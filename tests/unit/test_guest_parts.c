@@ -4,20 +4,13 @@
 #include "guest-agent/fsutil.h"
 #include "guest-agent/history.h"
 #include "guest-agent/seccomp.h"
+#include "unit.h"
 
 #include <errno.h>
 #include <linux/audit.h>
 #include <linux/seccomp.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
-
-#include <cmocka.h>
 
 /* --- args */
 
