@@ -46,16 +46,10 @@ static const char help_text[] =
 		"  controld --set database=\"host=/run/postgresql dbname=ephemeral\" --set listen=127.0.0.1:0 --ready-fd 3 "
 		"3>ready\n";
 
-static int wrong_use(const char *fmt, ...) EPH_PRINTF(1, 2);
-static int wrong_use(const char *fmt, ...)
+/* what: may be about `name` ("" = none). */
+static int wrong_use(const char *name, const char *what)
 {
-	va_list ap;
-
-	fputs("controld: ", stderr);
-	va_start(ap, fmt);
-	vfprintf(stderr, fmt, ap);
-	va_end(ap);
-	fputs("; `controld help` shows the usage\n", stderr);
+	fprintf(stderr, "controld: %s%s%s; `controld help` shows the usage\n", name, name[0] ? ": " : "", what);
 	return -1;
 }
 
@@ -65,9 +59,9 @@ static int take_ready_fd(struct arguments *a, const char *value)
 	int64_t n;
 
 	if (text_i64(value, 1, 65535, &n, &e) != 0)
-		return wrong_use("--ready-fd: %s", e.text);
+		return wrong_use("--ready-fd", e.text);
 	if (fcntl((int)n, F_GETFD) < 0)
-		return wrong_use("--ready-fd %d: this descriptor is not open", (int)n);
+		return wrong_use("--ready-fd", "this descriptor is not open");
 	a->ready_fd = (int)n;
 	return 0;
 }
@@ -81,9 +75,9 @@ static int take_value(struct arguments *a, const char *name, const char *value)
 	if (strcmp(name, "--ready-fd") == 0)
 		return take_ready_fd(a, value);
 	if (!strchr(value, '='))
-		return wrong_use("--set %s: KEY=VALUE is needed", value);
+		return wrong_use("--set", "KEY=VALUE is needed");
 	if (a->override_count == OVERRIDES_MAX)
-		return wrong_use("more than %d --set", OVERRIDES_MAX);
+		return wrong_use("--set", "too many of them");
 	a->overrides[a->override_count++] = value;
 	return 0;
 }
@@ -119,10 +113,10 @@ static int take_option(struct arguments *a, char **argv, int argc, int *i)
 		if (strcmp(s, with_value[k]) != 0)
 			continue;
 		if (*i + 1 >= argc)
-			return wrong_use("%s needs a value", s);
+			return wrong_use(s, "a value is needed");
 		return take_value(a, with_value[k], argv[++*i]);
 	}
-	return wrong_use("unknown option %s", s);
+	return wrong_use(s, "unknown option");
 }
 
 static int parse(struct arguments *a, int argc, char **argv)
@@ -143,7 +137,7 @@ static int parse(struct arguments *a, int argc, char **argv)
 		else if (strcmp(a->command, "help") == 0 && !a->topic)
 			a->topic = argv[i];
 		else
-			return wrong_use("%s is one argument too many", argv[i]);
+			return wrong_use(argv[i], "one argument too many");
 	}
 	if (!a->command)
 		a->command = "serve";
@@ -159,7 +153,7 @@ static int print_help(const struct arguments *a)
 		return EXIT_OK;
 	}
 	if (strcmp(a->topic, "config") != 0) {
-		wrong_use("there is no help on %s", a->topic);
+		wrong_use(a->topic, "there is no help on this");
 		return EXIT_USAGE;
 	}
 	config_print_help(&b);
@@ -223,7 +217,7 @@ int main(int argc, char **argv)
 		return EXIT_OK;
 	}
 	if (!known_command(args.command)) {
-		wrong_use("unknown command %s", args.command);
+		wrong_use(args.command, "unknown command");
 		return EXIT_USAGE;
 	}
 	harden();

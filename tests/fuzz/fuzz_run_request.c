@@ -1,8 +1,8 @@
 /* link: ephproto EPH::sodium */
 /* sources: controld/api/run_request.c controld/api/run_files.c controld/api/problem.c */
 /*
- * POST /v1/runs as anybody may send it: a line for the Idempotency-Key header, then the body. What is taken must be within its limits
- * and have one spelling that is taken again; what is refused must say so in a problem that is JSON.
+ * POST /v1/runs as anybody may send it: a line for the Idempotency-Key header, then the body. What is taken must be within its
+ * limits and have one spelling that is taken again; what is refused must say so in a problem that is JSON.
  */
 #include "common/text.h"
 #include "controld/api/run_request.h"
@@ -34,7 +34,8 @@ static void check_taken(struct run_request *rq, const struct run_limits *limits)
 	json_free(doc);
 	field_errors_init(&fe);
 	must(run_request_parse(identity.data, identity.len, NULL, limits, &second, &fe) == 0);
-	must(run_request_identity(second, &again) && again.len == identity.len && memcmp(again.data, identity.data, again.len) == 0);
+	must(run_request_identity(second, &again) && again.len == identity.len &&
+			memcmp(again.data, identity.data, again.len) == 0);
 	run_request_free(second);
 	buf_free(&identity);
 	buf_free(&again);
@@ -45,7 +46,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n);
 
 int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n)
 {
-	static const struct run_limits limits = { .default_timeout_seconds = 300, .max_timeout_seconds = 3600, .max_cost_micros = 1000000 };
+	static const struct run_limits limits = {
+		.default_timeout_seconds = 300, .max_timeout_seconds = 3600, .max_cost_micros = 1000000
+	};
 	const uint8_t *line = n ? memchr(p, '\n', n) : NULL;
 	struct run_request *rq = NULL;
 	struct field_errors fe;
