@@ -43,7 +43,7 @@ INSERT INTO cluster DEFAULT VALUES;
 
 CREATE TABLE organizations (
 	id text PRIMARY KEY,
-	name text NOT NULL UNIQUE CHECK (length(name) BETWEEN 1 AND 128),
+	name text NOT NULL UNIQUE CHECK (octet_length(name) BETWEEN 1 AND 128),
 	disabled boolean NOT NULL DEFAULT false,
 	allow_emulated boolean NOT NULL DEFAULT false,
 	default_model text NOT NULL DEFAULT '',

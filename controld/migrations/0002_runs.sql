@@ -136,6 +136,7 @@ CREATE TABLE chunk_files (
 	org_id text NOT NULL,
 	sha256 bytea NOT NULL,
 	size bigint NOT NULL,
+	complete boolean NOT NULL,               -- every piece is there
 	used_at_ms bigint NOT NULL,              -- last create that named it
 	PRIMARY KEY (org_id, sha256)
 );

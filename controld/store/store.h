@@ -62,6 +62,7 @@ struct store_options {
 	int64_t queue_timeout_ms;        /* 600000 */
 	int64_t ending_timeout_ms;       /* 60000 */
 	int64_t retention_ms;            /* of run records; 30 days */
+	int64_t idempotency_ms;          /* how long a key is known; 24 h. 0 in any of these numbers: that default */
 	int64_t max_queued_per_org;      /* for organizations that have no value of their own */
 	int64_t max_running_per_org;
 };
@@ -281,6 +282,7 @@ struct store_run {
 	const char *error_code, *error_message; /* "" = none; remedy: errcode_remedy(errcode_parse(error_code)) */
 	struct usage usage;
 	struct cost cost;                /* once ended: the charge (final when settled); before: total = the meter so far, parts 0 */
+	bool cost_from_meter;            /* its host gave no figures: charged what was last metered here, nearly all as `model` */
 	int64_t cap_micros, reserved_micros, released_micros;
 	int64_t created_at_ms, started_at_ms, ended_at_ms, settled_at_ms, expires_at_ms, cancel_requested_at_ms;
 	const char *request_json;        /* "" in lists */
