@@ -468,9 +468,9 @@ fail:
 
 static void *close_socket(void *arg)
 {
-	nng_socket s = { .id = (uint32_t)(uintptr_t)arg };
+	struct dispatch *d = arg;
 
-	nng_close(s);
+	nng_close(d->socket);
 	return NULL;
 }
 
@@ -483,7 +483,7 @@ static bool close_in_time(struct dispatch *d)
 
 	if (!d->socket_open)
 		return true;
-	if (pthread_create(&closer, NULL, close_socket, (void *)(uintptr_t)d->socket.id) != 0)
+	if (pthread_create(&closer, NULL, close_socket, d) != 0)
 		return false;
 	clock_gettime(CLOCK_REALTIME, &until);
 	until.tv_sec += CLOSE_WAIT_S;

@@ -380,14 +380,15 @@ void scripted_drain(struct scripted *s)
 
 void scripted_free(struct scripted *s)
 {
-	struct job *j;
+	struct job *j, *next;
 
 	if (!s)
 		return;
-	while ((j = LIST_FIRST(&s->jobs)) != NULL) {
+	for (j = LIST_FIRST(&s->jobs); j; j = next) {
 		struct http_req *req = j->req;
 		bool started = j->started;
 
+		next = LIST_NEXT(j, entry);
 		http_on_close(req, NULL, NULL);
 		free_job(j);
 		if (started)

@@ -120,7 +120,7 @@ static int read_call(const struct chat *c, const struct json *v, struct plan *ou
 	const struct json *arguments = json_get(v, "arguments");
 	const char *name = json_get_text(v, "name"), *id = json_get_text(v, "id");
 	char made[64], *text = NULL;
-	int rc;
+	int rc = 0;
 
 	if (!name)
 		return err_set(e, ERR_INVALID, "name: a string is needed");
@@ -132,8 +132,10 @@ static int read_call(const struct chat *c, const struct json *v, struct plan *ou
 		rc = filled(c, arguments, &text, e);
 	else
 		rc = json_filled(c, arguments, &text, e);
+	if (rc != 0)
+		return err_wrap(e, "arguments");
 	if (!text)
-		return arguments ? err_wrap(e, "arguments") : err_set(e, ERR_NOMEM, "no memory");
+		return err_set(e, ERR_NOMEM, "no memory");
 	rc = plan_add_call(out, id ? id : made, name, text, e);
 	free(text);
 	return rc;
