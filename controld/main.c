@@ -128,11 +128,10 @@ static int parse(struct arguments *a, int argc, char **argv)
 			a->command = "help";
 		else if (strcmp(argv[i], "--version") == 0)
 			a->command = "version";
-		else if (argv[i][0] == '-' && take_option(a, argv, argc, &i) != 0)
-			return -1;
-		else if (argv[i][0] == '-')
-			continue;
-		else if (!a->command)
+		else if (argv[i][0] == '-') {
+			if (take_option(a, argv, argc, &i) != 0) /* may take the next word as well */
+				return -1;
+		} else if (!a->command)
 			a->command = argv[i];
 		else if (strcmp(a->command, "help") == 0 && !a->topic)
 			a->topic = argv[i];
