@@ -399,6 +399,43 @@ static void test_abort_in_handler_turn(void **state)
 	assert_int_equal(client.n, 0);
 }
 
+static void test_expect_continue(void **state)
+{
+	(void)state;
+	say("POST /e HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\n", "\r\n\r\n");
+	has("HTTP/1.1 100 Continue");
+	say("abc", "]");
+	has("[POST /e q=- n=3 first=a");
+}
+
+/* The next request comes while a long poll watches for the client's end, and while a stream is open. */
+static void test_next_request_early(void **state)
+{
+	(void)state;
+	client.send = GET("/watch");
+	client.left = strlen(client.send);
+	raw_step(&client);
+	assert_true(loop_until(t.base, held, NULL, 5000));
+	assert_int_equal(send(client.fd, GET("/early"), strlen(GET("/early")), 0), (ssize_t)strlen(GET("/early")));
+	for (int i = 0; i < 20; i++)
+		event_base_loop(t.base, EVLOOP_NONBLOCK);
+	assert_int_equal(t.closed, 0);
+	assert_int_equal(t.requests, 1);
+	http_reply(t.held, 200, NULL, "first", 5);
+	t.held = NULL;
+	assert_true(raw_talk(t.base, &client, "", 0, "]", 5000));
+	has("first");
+	has("[GET /early");
+	client.n = 0;
+	say(GET("/stream") GET("/early2"), "data: 1");
+	for (int i = 0; i < 20; i++)
+		event_base_loop(t.base, EVLOOP_NONBLOCK);
+	assert_int_equal(t.requests, 3);
+	http_stream_end(t.held);
+	assert_true(raw_talk(t.base, &client, "", 0, "]", 5000));
+	has("[GET /early2");
+}
+
 /* The budget is 250,000 bytes: three bodies of 90,000 do not fit together. */
 static void test_body_budget(void **state)
 {
@@ -487,7 +524,7 @@ int main(void)
 		T(test_refused), T(test_nul_in_header), T(test_long_head), T(test_plain), T(test_http10_closes), T(test_byte_by_byte),
 		T(test_pipelined), T(test_pipelined_then_bad), T(test_smuggled), T(test_slow_head_and_body), T(test_idle_is_closed),
 		T(test_answer_later), T(test_client_gone), T(test_half_close_is_answered), T(test_stream), T(test_stream_back_pressure),
-		T(test_abort_in_handler_turn), T(test_body_budget), T(test_pipeline_flood), T(test_many_connections), T(test_stop_accepting),
+		T(test_abort_in_handler_turn), T(test_body_budget), T(test_expect_continue), T(test_next_request_early), T(test_pipeline_flood), T(test_many_connections), T(test_stop_accepting),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
