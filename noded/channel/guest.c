@@ -18,7 +18,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define REPLY_CHUNK 32768 /* bytes of one REPLY_DATA frame */
+#define REPLY_CHUNK 32768 /* bytes of one REPLY_DATA frame, of one piece of a file */
+/* The broker sends GUEST_CREDIT bytes of content beyond what it heard that went on; each piece has an index and a length here. */
+#define FILES_WAITING_MAX (2 * GUEST_CREDIT)
 
 enum state { GS_SILENT, GS_PROBED, GS_HELLO, GS_SETUP, GS_READY, GS_WORKING, GS_DONE, GS_FATAL, GS_BROKEN, GS_COUNT };
 #define IN(s) (1U << GS_##s)
@@ -42,7 +44,10 @@ struct guest_peer {
 	enum state state;
 	uint8_t nonce[GUEST_NONCE_LEN];
 	uint32_t event_owed;    /* bytes of events that the broker has not taken yet: GUEST_CREDIT at most */
-	uint32_t files_owed;    /* bytes of files that the guest has not taken yet */
+	uint32_t files_owed;    /* bytes of file frames that the guest has not taken yet: GUEST_CREDIT at most */
+	struct buf files;       /* file frames that wait for credit: u32 length, body */
+	size_t files_sent;      /* bytes of `files` */
+	bool files_whole;       /* the broker has sent all; SETUP_END goes after the last one */
 	uint32_t last_stream;   /* of the last call, 0 = none */
 	bool call_open;         /* last_stream waits for its CALL_END or its reply */
 	bool call_whole;        /* CALL_END was seen: the broker has it */
@@ -63,6 +68,7 @@ struct guest_peer *guest_peer_new(const struct guest_peer_ops *ops)
 	buf_init(&p->call, MODEL_CALL_BYTES_MAX + 1);
 	buf_init(&p->reply, MODEL_CALL_BYTES_MAX + 1);
 	buf_init(&p->result, GUEST_RESULT_MAX + 1);
+	buf_init(&p->files, FILES_WAITING_MAX);
 	buf_init(&p->scratch, ROLE_FRAME_MAX);
 	buf_init(&p->out, GUEST_SETUP_MAX + 65536);
 	return p;
@@ -75,6 +81,7 @@ void guest_peer_free(struct guest_peer *p)
 	buf_free(&p->call);
 	buf_free(&p->reply);
 	buf_free(&p->result);
+	buf_free(&p->files);
 	buf_free(&p->scratch);
 	buf_free(&p->out);
 	free(p);
@@ -261,6 +268,7 @@ static int take_fatal(struct guest_peer *p, const struct guest_frame_view *f, st
 }
 
 static void pump_reply(struct guest_peer *p);
+static void pump_files(struct guest_peer *p);
 
 static int take_credit(struct guest_peer *p, const struct guest_frame_view *f, struct err *e)
 {
@@ -275,9 +283,7 @@ static int take_credit(struct guest_peer *p, const struct guest_frame_view *f, s
 		if (bytes == 0 || bytes > p->files_owed)
 			return err_set(e, ERR_PROTOCOL, "credit for files that were not sent");
 		p->files_owed -= bytes;
-		buf_reset(&p->scratch);
-		wire_put_u32(&p->scratch, bytes);
-		emit_scratch(p, RF_CB_FILE_CREDIT);
+		pump_files(p);
 		return 0;
 	}
 	if (f->stream % 2 == 0 || f->stream > p->last_stream)
@@ -388,34 +394,66 @@ int guest_peer_setup(struct guest_peer *p, const uint8_t *setup, size_t n, struc
 	return 0;
 }
 
+/* Passes pieces on as far as the guest has credit, and tells the broker how much content went: it may send as much again. */
+static void pump_files(struct guest_peer *p)
+{
+	uint32_t content = 0;
+
+	while (p->files_sent < p->files.len) {
+		const uint8_t *at = p->files.data + p->files_sent;
+		uint32_t body;
+
+		memcpy(&body, at, sizeof(body));
+		if (body > GUEST_CREDIT - p->files_owed)
+			break;
+		p->files_owed += body;
+		put(p, GF_SETUP_FILE, 0, at + sizeof(body), body);
+		p->files_sent += sizeof(body) + body;
+		content += body - 4; /* less the index */
+	}
+	buf_consume(&p->files, p->files_sent);
+	p->files_sent = 0;
+	if (content > 0) {
+		buf_reset(&p->scratch);
+		wire_put_u32(&p->scratch, content);
+		emit_scratch(p, RF_CB_FILE_CREDIT);
+	}
+	if (p->files_whole && p->files.len == 0 && p->state == GS_SETUP) {
+		static const uint8_t files_are_whole = 1;
+
+		move(p, GS_READY);
+		put(p, GF_SETUP_END, 0, &files_are_whole, 1);
+	}
+}
+
 int guest_peer_file(struct guest_peer *p, uint32_t index, const uint8_t *bytes, size_t n, struct err *e)
 {
-	size_t body = n + 4;
+	uint32_t body = (uint32_t)n + 4;
 
 	if (over(p))
 		return 0;
 	if (need(p, IN(SETUP), "a file", e))
 		return -1;
-	if (n > REPLY_CHUNK || body > GUEST_CREDIT - p->files_owed)
+	if (n == 0 || n > REPLY_CHUNK || p->files_whole)
+		return err_set(e, ERR_CONFLICT, "broker sends a piece of %zu bytes of a file", n);
+	if (!buf_add(&p->files, &body, sizeof(body)))
 		return err_set(e, ERR_CONFLICT, "broker overdraws the credit of files");
-	p->files_owed += (uint32_t)body;
-	buf_reset(&p->scratch);
-	wire_put_u32(&p->scratch, index);
-	wire_put_raw(&p->scratch, bytes, n);
-	put(p, GF_SETUP_FILE, 0, p->scratch.data, p->scratch.len);
+	wire_put_u32(&p->files, index);
+	wire_put_raw(&p->files, bytes, n);
+	if (p->files.failed)
+		return err_set(e, ERR_CONFLICT, "broker overdraws the credit of files");
+	pump_files(p);
 	return 0;
 }
 
 int guest_peer_files_end(struct guest_peer *p, struct err *e)
 {
-	static const uint8_t files_are_whole = 1;
-
 	if (over(p))
 		return 0;
 	if (need(p, IN(SETUP), "the end of files", e))
 		return -1;
-	move(p, GS_READY);
-	put(p, GF_SETUP_END, 0, &files_are_whole, 1);
+	p->files_whole = true;
+	pump_files(p);
 	return 0;
 }
 

@@ -34,6 +34,7 @@ int guest_peer_feed(struct guest_peer *p, const uint8_t *bytes, size_t n, size_t
 /* What the broker asks for. -1: not legal in this state, which is a mistake of ours. */
 int guest_peer_probe(struct guest_peer *p, const uint8_t nonce[GUEST_NONCE_LEN], struct err *e) EPH_MUST_CHECK;
 int guest_peer_setup(struct guest_peer *p, const uint8_t *setup, size_t n, struct err *e) EPH_MUST_CHECK;
+/* Sent as the guest gives credit; RF_CB_FILE_CREDIT says how much content went. A piece is 1 to 32 KiB. */
 int guest_peer_file(struct guest_peer *p, uint32_t index, const uint8_t *bytes, size_t n, struct err *e) EPH_MUST_CHECK;
 int guest_peer_files_end(struct guest_peer *p, struct err *e) EPH_MUST_CHECK;
 /* Kept and sent as the guest gives credit. A reply to a call that is not open is an error. */

@@ -162,7 +162,10 @@ static void on_end(void *arg, const struct err *e)
 	vm->broker = NULL;
 	if (vm->want.end)
 		return;
-	vm_end(vm, ERRCODE_BROKER_LOST, e ? e->text : vm->broker_text[0] ? vm->broker_text : "the broker closed its socket");
+	if (!e && vm->proc[SLOT_BROKER].state == PROC_ALIVE)
+		child_kill(vm->proc[SLOT_BROKER].child); /* it is ending anyhow; its exit, which says why, comes within the turn */
+	else
+		vm_end(vm, ERRCODE_BROKER_LOST, e ? e->text : vm->broker_text);
 }
 
 int broker_side_open(struct vm *vm, int fd, struct err *e)

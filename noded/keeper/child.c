@@ -7,11 +7,14 @@
 
 #include <errno.h>
 #include <event2/event.h>
+#include <poll.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#define DROP_WAIT_MS 500
 
 struct child {
 	struct child_ops ops;
@@ -141,7 +144,11 @@ void child_kill(struct child *c)
 
 void child_drop(struct child *c)
 {
+	struct pollfd p = { .fd = c->pidfd, .events = POLLIN };
+
 	send_kill(c);
+	if (poll(&p, 1, DROP_WAIT_MS) > 0)
+		reap(c);
 	destroy(c);
 }
 

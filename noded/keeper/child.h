@@ -26,7 +26,7 @@ struct child_ops {
 int child_new(struct event_base *base, const struct jail_spawned *spawned, const struct child_ops *ops, struct child **out,
 	      struct err *e) EPH_MUST_CHECK;
 void child_kill(struct child *c); /* SIGKILL; on_exit follows */
-/* Kills and forgets: no callback comes any more. For ends that wait for nothing. */
+/* Kills and forgets: no callback comes any more. For keeper's own end; blocks for half a second at most, to reap it. */
 void child_drop(struct child *c);
 int32_t child_pid(const struct child *c);
 uint64_t child_start_time(const struct child *c); /* 0 if it was gone before it could be read */

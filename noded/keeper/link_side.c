@@ -58,9 +58,10 @@ void link_side_capacity(struct keeper *k)
 
 static enum role_vm_state state_for_link(const struct vm *vm)
 {
-	if (vm->want.end || vm->replay[REPLAY_END].body)
-		return VM_ENDED;
-	return vm->journal.state == JOURNAL_ADMITTED ? VM_STARTING : VM_RUNNING;
+	/* Whatever became of it: as long as START was not asked for, nothing of it may be sent as if it ran. */
+	if (vm->journal.state == JOURNAL_ADMITTED)
+		return VM_STARTING;
+	return vm->want.end || vm->replay[REPLAY_END].body ? VM_ENDED : VM_RUNNING;
 }
 
 void link_side_relay(struct keeper *k, struct vm *vm, uint8_t type, const void *body, size_t n)

@@ -234,7 +234,6 @@ static void assign(struct keeper *k, const struct assignment *a, const uint8_t *
 	log_info("run=%s vm=%s admitted slot=%u memory_mib=%u vcpus=%u attempt=%u", a->run_id, vm->journal.vm, vm->journal.slot, a->memory_mib,
 		 a->vcpus, a->attempt);
 	if (make_spool(vm, a, received_boot_ns, &e) || keep_inputs(vm, bytes, n, sealed, sealed_len, &e)) {
-		link_side_vm(k, vm);
 		vm_fail_start(vm, e.text);
 		return;
 	}

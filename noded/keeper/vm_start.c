@@ -9,7 +9,6 @@
 #include "common/text.h"
 #include "keeper/files.h"
 #include "roles.h"
-#include "spool.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -37,6 +36,8 @@
 #define VMM_CPU_EXTRA_PERCENT 50 /* of one CPU, beside one CPU a vcpu: main loop, block layer */
 #define ROLE_NOFILE 256
 #define VMM_NOFILE 256
+/* Roles write to keeper's stderr, which may be a long log file, and the broker to its spool; nothing else that grows is in reach. */
+#define ROLE_FSIZE (UINT64_C(1) << 30)
 
 static const char *const role_names[SLOT_ROLES] = { "broker", "channel", "vmm" };
 
@@ -170,7 +171,7 @@ static bool role_args(const struct keeper *k, const char *role, struct jail_job 
 static int role_job(struct keeper *k, enum slot_role role, struct jail_job *job, struct err *e)
 {
 	job->nofile = ROLE_NOFILE;
-	job->fsize = role == SLOT_BROKER ? (uint64_t)SPOOL_BYTES : 0;
+	job->fsize = ROLE_FSIZE;
 	if (role_args(k, role_names[role], job) && bind_libraries(job) && (role != SLOT_BROKER || bind_network(job)))
 		return 0;
 	return err_set(e, ERR_LIMIT, "job of %s is too long", role_names[role]);
@@ -217,7 +218,7 @@ static int fill_job(struct vm *vm, enum slot_role role, struct jail_job *job, st
 
 int vm_link_job(struct keeper *k, struct jail_job *job, struct err *e)
 {
-	*job = (struct jail_job){ .stdio_fd = -1, .confined = !k->config->insecure_no_jail, .nofile = ROLE_NOFILE };
+	*job = (struct jail_job){ .stdio_fd = -1, .confined = !k->config->insecure_no_jail, .fsize = ROLE_FSIZE };
 	job->uid = job->gid = (uint32_t)k->config->uid_base - 1;
 	job->nofile = 4096; /* a spool a VM, a socket and threads of nng's a controld */
 	if (text_copy(job->name, sizeof(job->name), "link") && text_copy(job->root, sizeof(job->root), k->link.root) && common_env(job) &&

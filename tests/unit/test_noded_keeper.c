@@ -1,0 +1,260 @@
+/* keeper's pure parts: journal, slots, admission, and what is done next about a VM. */
+/* link: noded_core */
+#include "unit.h"
+
+#include "common/text.h"
+#include "keeper/admission.h"
+#include "keeper/journal.h"
+#include "keeper/slots.h"
+#include "keeper/vm_step.h"
+
+/* --- journal ------------------------------------------------------------------------------------------------------------------ */
+
+static void example(struct journal *j)
+{
+	*j = (struct journal){ .attempt = 2,
+			       .state = JOURNAL_ASKED,
+			       .slot = 7,
+			       .memory_mib = 512,
+			       .vcpus = 1,
+			       .admitted_real_ms = 1790000000123,
+			       .first_seq = 3,
+			       .spool_is_memfd = true };
+	id_make("vm", j->vm);
+	id_make("run", j->run_id);
+	memset(j->token, 0x5a, sizeof(j->token));
+	memset(j->image_hash, 0xc3, sizeof(j->image_hash));
+	assert_true(text_copy(j->boot_id, sizeof(j->boot_id), "f9726847-1559-49c8-be2f-facca8ad68a9"));
+	for (int i = 0; i < SLOT_ROLES; i++) {
+		j->process[i] = (struct journal_process){ .pid = 100 + i, .start_time = 123456789012 + (uint64_t)i };
+		assert_true(text_fmt(j->cgroup[i], sizeof(j->cgroup[i]), "%s.%d", j->vm, i));
+	}
+}
+
+static void journal_round_trip(void **state)
+{
+	struct buf b = BUF_INIT(JOURNAL_MAX);
+	struct journal in, out;
+	struct err e;
+
+	(void)state;
+	example(&in);
+	journal_encode(&in, &b);
+	assert_false(b.failed);
+	assert_int_equal(journal_decode(b.data, b.len, &out, &e), 0);
+	assert_string_equal(out.vm, in.vm);
+	assert_string_equal(out.run_id, in.run_id);
+	assert_memory_equal(out.token, in.token, sizeof(in.token));
+	assert_int_equal(out.state, JOURNAL_ASKED);
+	assert_int_equal(out.slot, 7);
+	assert_true(out.spool_is_memfd);
+	assert_string_equal(out.boot_id, in.boot_id);
+	for (int i = 0; i < SLOT_ROLES; i++) {
+		assert_int_equal(out.process[i].pid, in.process[i].pid);
+		assert_int_equal(out.process[i].start_time, in.process[i].start_time);
+		assert_string_equal(out.cgroup[i], in.cgroup[i]);
+	}
+	buf_free(&b);
+}
+
+/* Every cut and every changed byte is found. */
+static void journal_damage(void **state)
+{
+	struct buf b = BUF_INIT(JOURNAL_MAX);
+	struct journal in, out;
+	struct err e;
+
+	(void)state;
+	example(&in);
+	journal_encode(&in, &b);
+	for (size_t n = 0; n < b.len; n++)
+		assert_int_equal(journal_decode(b.data, n, &out, &e), -1);
+	for (size_t i = 0; i < b.len; i++) {
+		b.data[i] ^= 0x10;
+		assert_int_equal(journal_decode(b.data, b.len, &out, &e), -1);
+		b.data[i] ^= 0x10;
+	}
+	buf_free(&b);
+}
+
+static void journal_stat(void **state)
+{
+	static const char plain[] = "42 (qemu) S 1 42 42 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 3 0 987654 1 2 3";
+	static const char odd[] = "42 (a) Z 9 (b) R 1 42 42 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 3 0 55 1";
+	uint64_t start;
+	char s;
+
+	(void)state;
+	assert_true(journal_parse_stat(plain, &start, &s));
+	assert_int_equal(start, 987654);
+	assert_int_equal(s, 'S');
+	assert_true(journal_parse_stat(odd, &start, &s));
+	assert_int_equal(start, 55);
+	assert_int_equal(s, 'R');
+	assert_false(journal_parse_stat("42 (x) S 1 2", &start, &s));
+	assert_false(journal_parse_stat("", &start, &s));
+	assert_false(journal_parse_stat("42 (x)", &start, &s));
+}
+
+/* --- slots -------------------------------------------------------------------------------------------------------------------- */
+
+static void slots_give_and_take(void **state)
+{
+	struct slots *s;
+	struct err e;
+
+	(void)state;
+	assert_int_equal(slots_new(200000, 3, &s, &e), 0);
+	assert_int_equal(slots_take(s), 0);
+	assert_true(slots_hold(s, 1));
+	assert_false(slots_hold(s, 3));
+	assert_int_equal(slots_take(s), 2);
+	assert_int_equal(slots_take(s), -1);
+	assert_int_equal(slots_free_count(s), 0);
+	slots_give(s, 0);
+	slots_give(s, 0); /* twice is once */
+	assert_int_equal(slots_free_count(s), 1);
+	assert_int_equal(slots_take(s), 0);
+	slots_give(s, 0);
+	slots_give(s, 1);
+	slots_give(s, 2);
+	/* Round robin: an id that was just given back rests. */
+	assert_int_equal(slots_take(s), 1);
+	assert_int_equal(slots_uid(s, 2, SLOT_BROKER), 200006);
+	assert_int_equal(slots_uid(s, 2, SLOT_CHANNEL), 200007);
+	assert_int_equal(slots_uid(s, 2, SLOT_VMM), 200008);
+	slots_free(s);
+}
+
+static void slots_status(void **state)
+{
+	uint32_t uid;
+	char s;
+
+	(void)state;
+	assert_true(slots_parse_status("Name:\tx\nState:\tZ (zombie)\nUid:\t200002\t200002\t1\t1\n", &uid, &s));
+	assert_int_equal(uid, 200002);
+	assert_int_equal(s, 'Z');
+	assert_false(slots_parse_status("Name:\tUid:\t5\nState:\tR\n", &uid, &s));
+	assert_false(slots_parse_status("State:\tR\nUid:\tx\n", &uid, &s));
+	assert_false(slots_parse_status("", &uid, &s));
+}
+
+/* --- admission ---------------------------------------------------------------------------------------------------------------- */
+
+static void admission_bounds(void **state)
+{
+	struct admission a = { .total_memory_mib = 2000, .total_vcpus = 4, .total_slots = 2, .overhead_mib = 300 };
+	struct err e;
+
+	(void)state;
+	assert_int_equal(admission_take(&a, 1701, 1, &e), -1);
+	assert_int_equal(e.code, ERR_LIMIT);
+	assert_int_equal(admission_take(&a, 512, 5, &e), -1);
+	assert_int_equal(e.code, ERR_LIMIT);
+	assert_int_equal(admission_take(&a, 1000, 3, &e), 0);
+	assert_int_equal(admission_take(&a, 500, 1, &e), -1);
+	assert_int_equal(e.code, ERR_CONFLICT);
+	assert_int_equal(admission_take(&a, 400, 2, &e), -1);
+	assert_int_equal(e.code, ERR_CONFLICT);
+	assert_int_equal(admission_take(&a, 400, 1, &e), 0);
+	assert_int_equal(admission_take(&a, 0, 0, &e), -1);
+	assert_int_equal(e.code, ERR_CONFLICT);
+	admission_give_vm(&a, 1000, 3);
+	assert_int_equal(admission_take(&a, 1000, 3, &e), -1); /* its slot is not back */
+	admission_give_slot(&a);
+	assert_int_equal(admission_take(&a, 1000, 3, &e), 0);
+	assert_int_equal(admission_take(&a, UINT32_MAX, 1, &e), -1);
+}
+
+/* Whatever fits the offer by guest memory and count fits with its overhead. */
+static void admission_offers(void **state)
+{
+	(void)state;
+	for (uint32_t total = 0; total < 20000; total += 97) {
+		struct admission a = { .total_memory_mib = total, .total_vcpus = 64, .total_slots = 8, .overhead_mib = 352 };
+		struct admission_offer o;
+		struct err e;
+
+		admission_offer(&a, &o);
+		assert_true(o.free_slots <= 8);
+		for (uint32_t i = 0; i < o.free_slots; i++)
+			assert_int_equal(admission_take(&a, o.free_memory_mib / o.free_slots, 1, &e), 0);
+		if (o.free_slots == 0)
+			assert_true(total <= 352);
+	}
+}
+
+/* --- steps -------------------------------------------------------------------------------------------------------------------- */
+
+static void steps_in_order(void **state)
+{
+	struct vm_want w = { .destroy = false };
+	struct vm_seen s = { .vmm = PROC_ALIVE, .channel = PROC_ALIVE, .broker = PROC_ALIVE };
+
+	(void)state;
+	assert_int_equal(vm_next(&w, &s), STEP_NONE);
+	w.destroy = true;
+	assert_int_equal(vm_next(&w, &s), STEP_KILL_VMM);
+	s.vmm = PROC_KILLED;
+	assert_int_equal(vm_next(&w, &s), STEP_NONE);
+	s.vmm = PROC_LEFT;
+	assert_int_equal(vm_next(&w, &s), STEP_CLEAN_VMM);
+	s.vmm = PROC_NONE;
+	assert_int_equal(vm_next(&w, &s), STEP_TELL_BROKER);
+	s.told = true;
+	assert_int_equal(vm_next(&w, &s), STEP_NONE);
+	w.end = true;
+	assert_int_equal(vm_next(&w, &s), STEP_KILL_BROKER);
+	s.broker = PROC_KILLED;
+	assert_int_equal(vm_next(&w, &s), STEP_KILL_CHANNEL);
+	s.channel = PROC_KILLED;
+	assert_int_equal(vm_next(&w, &s), STEP_NONE);
+	s.broker = PROC_LEFT;
+	assert_int_equal(vm_next(&w, &s), STEP_CLEAN_BROKER);
+	s.broker = PROC_NONE;
+	assert_int_equal(vm_next(&w, &s), STEP_NONE);
+	s.channel = PROC_LEFT;
+	assert_int_equal(vm_next(&w, &s), STEP_CLEAN_CHANNEL);
+	s.channel = PROC_NONE;
+	assert_int_equal(vm_next(&w, &s), STEP_CLOSE);
+	s.closed = true;
+	assert_int_equal(vm_next(&w, &s), STEP_REPORT);
+	s.reported = true;
+	assert_int_equal(vm_next(&w, &s), STEP_NONE);
+	w.forget = true;
+	assert_int_equal(vm_next(&w, &s), STEP_FORGET);
+}
+
+/* In no state is the broker told, or the entry forgotten, while anything of the VM is left. */
+static void steps_never_early(void **state)
+{
+	(void)state;
+	for (unsigned int bits = 0; bits < 1U << 14; bits++) {
+		struct vm_want w = { bits & 1, bits & 2, bits & 4 };
+		struct vm_seen s = { (enum proc_state)((bits >> 3) & 3), (enum proc_state)((bits >> 5) & 3), (enum proc_state)((bits >> 7) & 3),
+				     bits & 512, bits & 1024, bits & 2048, bits & 4096 };
+		enum vm_step step = vm_next(&w, &s);
+
+		assert_non_null(vm_step_name(step));
+		if (step == STEP_TELL_BROKER)
+			assert_true(s.vmm == PROC_NONE && s.broker == PROC_ALIVE && w.destroy);
+		if (step == STEP_CLOSE || step == STEP_REPORT || step == STEP_FORGET)
+			assert_true(s.vmm == PROC_NONE && s.channel == PROC_NONE && s.broker == PROC_NONE && w.end);
+		if (step == STEP_KILL_VMM)
+			assert_true(s.vmm == PROC_ALIVE && (w.destroy || w.end));
+		if (step == STEP_FORGET)
+			assert_true(s.closed && w.forget);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(journal_round_trip), cmocka_unit_test(journal_damage),	  cmocka_unit_test(journal_stat),
+		cmocka_unit_test(slots_give_and_take), cmocka_unit_test(slots_status),	  cmocka_unit_test(admission_bounds),
+		cmocka_unit_test(admission_offers),    cmocka_unit_test(steps_in_order), cmocka_unit_test(steps_never_early),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
