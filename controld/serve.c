@@ -374,7 +374,8 @@ int serve_run(const struct arguments *args, struct config *config)
 	}
 	log_info("starting version=%s", EPHEMERAL_VERSION);
 	if (start(&s, &e) != 0) {
-		log_error("could not start reason=\"%s\"", e.text);
+		log_error("could not start reason=\"%s\"%s", e.text,
+				e.sys == EADDRINUSE ? " hint=\"another controld, or another program, listens there\"" : "");
 		status = EXIT_FAILED;
 	} else if (event_base_dispatch(s.base) < 0) {
 		log_error("the event loop failed");
