@@ -22,6 +22,7 @@ struct curlev {
 	struct event *kick;  /* ours: work noted while curl was busy, and resumed transfers */
 	struct curl_call *calls;
 	int depth;
+	bool noted; /* some call may have work for settle() */
 	bool settling, freed;
 };
 
@@ -34,6 +35,7 @@ static void settle(struct curlev *c);
 
 static void kick(struct curlev *c)
 {
+	c->noted = true;
 	event_active(c->kick, EV_TIMEOUT, 0);
 }
 
@@ -161,7 +163,7 @@ static bool settle_one(struct curlev *c)
 	CURLMsg *m;
 	int left;
 
-	for (struct curl_call *call = c->calls; call; call = call->next) {
+	for (struct curl_call *call = c->noted ? c->calls : NULL; call; call = call->next) {
 		if (call->cancelled) {
 			destroy_call(call);
 			return true;
@@ -178,6 +180,7 @@ static bool settle_one(struct curlev *c)
 			return true;
 		}
 	}
+	c->noted = false;
 	m = curl_multi_info_read(c->multi, &left);
 	while (m && m->msg != CURLMSG_DONE)
 		m = curl_multi_info_read(c->multi, &left);

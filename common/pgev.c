@@ -25,14 +25,9 @@
 #define BACKOFF_MAX_MS 5000
 #define CONNECT_MS 10000
 #define WAIT_MS 2000
-#define PREPARED_MAX 1024 /* statements of a program; a table of twice that */
 #define RESULTS_PER_TURN 256
 
 enum pg_state { PG_IDLE, PG_CONNECTING, PG_READY };
-
-struct job_list {
-	struct pg_job *head, **tail;
-};
 
 struct pgev {
 	struct event_base *base;
@@ -48,13 +43,9 @@ struct pgev {
 	int backoff_ms;
 	bool pipeline;         /* not for LISTEN connections */
 	bool failed;           /* libpq refused a send: act on it from the loop */
-	struct job_list waiting, sent;
+	struct pg_list waiting, sent;
 	int outstanding;
-	struct prepared {
-		const struct pg_stmt *st;
-		bool parsed; /* on this connection, or its Parse is under way */
-	} prepared[2 * PREPARED_MAX]; /* by address, open addressing */
-	int prepared_count;
+	struct pg_prepared prepared; /* on this connection */
 	int depth;
 	bool freed;
 };
@@ -62,76 +53,17 @@ struct pgev {
 static void try_connect(struct pgev *pg);
 static void on_io(evutil_socket_t fd, short what, void *arg);
 
-/* --- lists and the table of prepared statements ------------------------------------------------------------------------- */
-
-static void list_init(struct job_list *l)
-{
-	l->head = NULL;
-	l->tail = &l->head;
-}
-
-static void list_put(struct job_list *l, struct pg_job *job)
-{
-	job->next = NULL;
-	*l->tail = job;
-	l->tail = &job->next;
-}
-
-static struct pg_job *list_take(struct job_list *l)
-{
-	struct pg_job *job = l->head;
-
-	if (job) {
-		l->head = job->next;
-		if (!l->head)
-			l->tail = &l->head;
-	}
-	return job;
-}
-
-static struct prepared *slot_of(struct pgev *pg, const struct pg_stmt *st)
-{
-	size_t size = sizeof(pg->prepared) / sizeof(pg->prepared[0]);
-	size_t i = ((uintptr_t)st >> 3) * 2654435761u % size;
-
-	while (pg->prepared[i].st && pg->prepared[i].st != st)
-		i = (i + 1) % size;
-	return &pg->prepared[i];
-}
-
-/* True when st still has to be parsed on this connection; from now on it counts as parsed. */
-static bool needs_parse(struct pgev *pg, const struct pg_stmt *st)
-{
-	struct prepared *slot = slot_of(pg, st);
-
-	if (slot->st && slot->parsed)
-		return false;
-	if (!slot->st) {
-		check_abort(pg->prepared_count < PREPARED_MAX); /* statements are static structs: the program fixes their number */
-		pg->prepared_count++;
-	}
-	slot->st = st;
-	slot->parsed = true;
-	return true;
-}
-
-static void forget_prepared(struct pgev *pg)
-{
-	memset(pg->prepared, 0, sizeof(pg->prepared));
-	pg->prepared_count = 0;
-}
-
 /* --- ends ---------------------------------------------------------------------------------------------------------------- */
 
-static void lose(struct pgev *pg, struct job_list *l, const char *why)
+static void lose(struct pgev *pg, struct pg_list *l, const char *why)
 {
-	struct job_list taken;
+	struct pg_list taken;
 	struct pg_job *job;
 
-	list_init(&taken);
-	while ((job = list_take(l)) != NULL)
-		list_put(&taken, job);
-	while ((job = list_take(&taken)) != NULL) {
+	pg_list_init(&taken);
+	while ((job = pg_list_take(l)) != NULL)
+		pg_list_put(&taken, job);
+	while ((job = pg_list_take(&taken)) != NULL) {
 		pg->outstanding--;
 		pg_job_lost(job, pg->class_name, why);
 	}
@@ -145,7 +77,7 @@ static void close_connection(struct pgev *pg)
 	PQfinish(pg->conn);
 	pg->conn = NULL;
 	pg->failed = false;
-	forget_prepared(pg);
+	pg_prepared_forget(&pg->prepared);
 	pg->state = PG_IDLE;
 }
 
@@ -233,10 +165,10 @@ static void flush(struct pgev *pg)
 static void send_waiting(struct pgev *pg)
 {
 	while (pg->state == PG_READY && !pg->failed && pg->waiting.head && (pg->pipeline || !pg->sent.head)) {
-		struct pg_job *job = list_take(&pg->waiting);
+		struct pg_job *job = pg_list_take(&pg->waiting);
 
-		job->parsed_here = pg->pipeline && job->st && needs_parse(pg, job->st);
-		list_put(&pg->sent, job);
+		job->parsed_here = pg->pipeline && job->st && pg_prepared_need(&pg->prepared, job->st);
+		pg_list_put(&pg->sent, job);
 		if (!pg_job_send(job, pg->conn, pg->pipeline))
 			pg->failed = true;
 	}
@@ -268,7 +200,7 @@ static void on_work(evutil_socket_t fd, short what, void *arg)
 
 static void send_now(struct pgev *pg, struct pg_job *job)
 {
-	list_put(&pg->sent, job);
+	pg_list_put(&pg->sent, job);
 	if (!pg_job_send(job, pg->conn, true))
 		pg->failed = true;
 }
@@ -276,13 +208,11 @@ static void send_now(struct pgev *pg, struct pg_job *job)
 /* A table changed under a prepared statement: the server's copy has to go before it can be parsed anew. */
 static void drop_prepared(struct pgev *pg, const struct pg_stmt *st)
 {
-	struct prepared *slot = slot_of(pg, st);
 	struct pg_job *job;
 	char sql[128];
 
-	if (!slot->parsed || !text_fmt(sql, sizeof(sql), "DEALLOCATE \"%s\"", st->name))
+	if (!pg_prepared_drop(&pg->prepared, st) || !text_fmt(sql, sizeof(sql), "DEALLOCATE \"%s\"", st->name))
 		return;
-	slot->parsed = false;
 	job = pg_job_make(NULL, sql, NULL, NULL, NULL);
 	if (job) {
 		pg->outstanding++;
@@ -295,16 +225,16 @@ static void drop_prepared(struct pgev *pg, const struct pg_stmt *st)
 /* The head of `sent` is complete. */
 static void finish_head(struct pgev *pg)
 {
-	struct pg_job *job = list_take(&pg->sent);
+	struct pg_job *job = pg_list_take(&pg->sent);
 	enum pg_retry retry = pg_job_retry(job);
 
 	if (job->parsed_here && job->good_results == 0 && job->has_error)
-		slot_of(pg, job->st)->parsed = false; /* its Parse failed, so the name does not exist */
+		pg_prepared_drop(&pg->prepared, job->st); /* its Parse failed, so the name does not exist */
 	if (retry != PG_RETRY_NO) { /* it never ran, so it may be sent again */
 		if (retry == PG_RETRY_STALE)
 			drop_prepared(pg, job->st);
 		pg_job_rewind(job);
-		job->parsed_here = needs_parse(pg, job->st);
+		job->parsed_here = pg_prepared_need(&pg->prepared, job->st);
 		send_now(pg, job);
 		return;
 	}
@@ -483,7 +413,7 @@ static void on_expire(evutil_socket_t fd, short what, void *arg)
 	(void)what;
 	pg->depth++;
 	while (!pg->freed && pg->state != PG_READY && pg->waiting.head && pg->waiting.head->deadline_ms <= now) {
-		struct pg_job *job = list_take(&pg->waiting);
+		struct pg_job *job = pg_list_take(&pg->waiting);
 
 		pg->outstanding--;
 		pg_job_lost(job, pg->class_name, "there is no connection; nothing was sent");
@@ -518,8 +448,8 @@ int pgev_new(struct event_base *base, const struct pgev_options *opt, struct pge
 	pg->opt.search_path = pg->search_path = opt->search_path ? strdup(opt->search_path) : NULL;
 	pg->pipeline = opt->on_notify == NULL;
 	pg->backoff_ms = BACKOFF_MIN_MS;
-	list_init(&pg->waiting);
-	list_init(&pg->sent);
+	pg_list_init(&pg->waiting);
+	pg_list_init(&pg->sent);
 	pg->timer = event_new(base, -1, 0, on_timer, pg);
 	pg->expire = event_new(base, -1, 0, on_expire, pg);
 	pg->work = event_new(base, -1, 0, on_work, pg);
@@ -554,7 +484,7 @@ static int queue(struct pgev *pg, struct pg_job *job, struct err *e)
 	job->deadline_ms = clock_mono_ns() / 1000000 + WAIT_MS;
 	if (pg->state != PG_READY && !pg->waiting.head)
 		add_timer(pg->expire, WAIT_MS);
-	list_put(&pg->waiting, job);
+	pg_list_put(&pg->waiting, job);
 	pg->outstanding++;
 	if (pg->state == PG_READY)
 		event_active(pg->work, EV_TIMEOUT, 0);

@@ -1,4 +1,5 @@
-/* What pgev.c (connection and loop), pgev_job.c (one statement) and pgev_rows.c (reading results) share. */
+/* What pgev.c (connection and loop), pgev_job.c (one statement), pgev_list.c (queues, prepared names) and pgev_rows.c
+ * (reading results) share. */
 #ifndef EPH_PGEV_INTERNAL_H
 #define EPH_PGEV_INTERNAL_H
 
@@ -46,6 +47,29 @@ void pg_job_rewind(struct pg_job *job);
 void pg_job_done(struct pg_job *job, const char *class_name);
 /* Calls back with ERR_UNAVAILABLE and frees the job. */
 void pg_job_lost(struct pg_job *job, const char *class_name, const char *why);
+
+/* A queue of statements: first in, first out. */
+struct pg_list {
+	struct pg_job *head, **tail;
+};
+void pg_list_init(struct pg_list *l);
+void pg_list_put(struct pg_list *l, struct pg_job *job);
+struct pg_job *pg_list_take(struct pg_list *l); /* NULL when it is empty */
+
+/* Which statements the server knows on this connection: by address, open addressing. */
+#define PG_PREPARED_MAX 1024 /* statements of a program */
+struct pg_prepared {
+	struct {
+		const struct pg_stmt *st;
+		bool parsed; /* or its Parse is under way */
+	} slots[2 * PG_PREPARED_MAX];
+	int count;
+};
+/* True when st still has to be parsed; from then on it counts as parsed. */
+bool pg_prepared_need(struct pg_prepared *p, const struct pg_stmt *st);
+/* st has to be parsed anew at its next use. False when it had to anyway. */
+bool pg_prepared_drop(struct pg_prepared *p, const struct pg_stmt *st);
+void pg_prepared_forget(struct pg_prepared *p);
 
 /* Options for one connection: the caller's conninfo with our timeouts. Starts connecting; NULL and *e when it cannot. */
 PGconn *pg_connect_start(const struct pgev_options *opt, struct err *e);
