@@ -21,7 +21,7 @@ struct put {
 
 static const struct pg_stmt stmt_touch = {
 	.name = "file_touch",
-	.sql = "INSERT INTO chunk_files AS f (org_id, sha256, size, complete, used_at_ms) VALUES ($1, $2, $3, $3 = 0, eph_now_ms()) "
+	.sql = "INSERT INTO chunk_files AS f (org_id, sha256, size, complete, used_at_ms) VALUES ($1, $2, $3::bigint, $3::bigint = 0, eph_now_ms()) "
 	       "ON CONFLICT (org_id, sha256) DO UPDATE SET used_at_ms = EXCLUDED.used_at_ms RETURNING complete",
 	.nparams = 3,
 };
