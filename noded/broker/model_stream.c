@@ -358,6 +358,7 @@ nomem:
 
 void model_error_text(const char *body, size_t n, char out[321], char param[65])
 {
+	static const size_t tries[] = { 300, 180, 70 };
 	struct json *v = NULL;
 	struct err e;
 	const char *text = NULL;
@@ -380,11 +381,11 @@ void model_error_text(const char *body, size_t n, char out[321], char param[65])
 	}
 	out[0] = '\0';
 	/* Escaping may make four of each byte: a text full of control characters is shown shorter. */
-	for (size_t most = 300; most >= 70 && n > 0 && out[0] == '\0'; most -= 115) {
+	for (size_t i = 0; i < sizeof(tries) / sizeof(tries[0]) && n > 0 && out[0] == '\0'; i++) {
 		struct buf safe = BUF_INIT(320);
+		size_t take = text_utf8_border(body, n < tries[i] ? n : tries[i]);
 
-		if (!text_safe(&safe, body, text_utf8_border(body, n < most ? n : most), false) || buf_cstr(&safe) == NULL ||
-				!text_copy(out, 321, buf_cstr(&safe)))
+		if (!text_safe(&safe, body, take > 0 ? take : 1, false) || buf_cstr(&safe) == NULL || !text_copy(out, 321, buf_cstr(&safe)))
 			out[0] = '\0';
 		buf_free(&safe);
 	}

@@ -128,6 +128,7 @@ static void take_event(struct broker *b, const uint8_t *body, size_t n)
 /* A text of the guest's, safe to show; out holds 513. */
 static void guest_text(const uint8_t *body, size_t n, char out[513])
 {
+	static const size_t tries[] = { 500, 120 }; /* escaping may make four of each byte */
 	struct wire_reader r;
 	const uint8_t *p;
 	size_t len;
@@ -136,9 +137,9 @@ static void guest_text(const uint8_t *body, size_t n, char out[513])
 	wire_read_init(&r, body, n);
 	p = wire_bytes(&r, GUEST_FATAL_MAX, &len);
 	out[0] = '\0';
-	for (size_t most = 500; p != NULL && most >= 120 && out[0] == '\0'; most -= 380) {
+	for (size_t i = 0; i < sizeof(tries) / sizeof(tries[0]) && p != NULL && out[0] == '\0'; i++) {
 		buf_reset(&safe);
-		if (!text_safe(&safe, (const char *)p, text_utf8_border((const char *)p, len < most ? len : most), false) ||
+		if (!text_safe(&safe, (const char *)p, text_utf8_border((const char *)p, len < tries[i] ? len : tries[i]), false) ||
 				buf_cstr(&safe) == NULL || !text_copy(out, 513, buf_cstr(&safe)))
 			out[0] = '\0';
 	}

@@ -349,6 +349,8 @@ static void test_error_text(void **state)
 		assert_string_equal(text, rows[i].text);
 		assert_string_equal(param, rows[i].param);
 	}
+	model_error_text("\xcc", 1, text, param);
+	assert_string_equal(text, "\\xcc");
 	memset(junk, 1, sizeof(junk));
 	model_error_text(junk, sizeof(junk), text, param);
 	assert_true(strlen(text) > 100);
