@@ -21,10 +21,10 @@ struct spool {
 	bool writable;
 	struct spool_head head;
 	struct spool_tail tail;
-	int64_t end;             /* offset of the next record */
+	int64_t end; /* offset of the next record */
 	uint64_t slot_generation;
 	int64_t strides[STRIDES]; /* offset of record first_seq + i * STRIDE; 0 = not walked yet */
-	uint64_t cursor_seq;     /* the record at cursor_at, for reading in order */
+	uint64_t cursor_seq;      /* the record at cursor_at, for reading in order */
 	int64_t cursor_at;
 	struct buf scratch;
 };
@@ -344,18 +344,21 @@ static void record_head_encode(const struct record_head *h, struct buf *b)
 }
 
 int spool_append(struct spool *s, enum event_source source, enum event_type type, int64_t t_ms, const void *data, size_t data_len,
-		 int64_t spent, int64_t held, size_t *bytes_written, struct err *e)
+		int64_t spent, int64_t held, size_t *bytes_written, struct err *e)
 {
 	struct buf event = BUF_INIT(EVENT_BYTES_MAX);
 	struct record_head h = { .type = (uint16_t)type, .seq = s->tail.next_seq, .spent = spent, .held = held };
-	struct event_head eh = { .run_id = s->head.run_id, .seq = s->tail.next_seq, .queued_at_ms = s->head.queued_at_ms,
-		.source = source, .type = type };
+	struct event_head eh = { .run_id = s->head.run_id,
+		.seq = s->tail.next_seq,
+		.queued_at_ms = s->head.queued_at_ms,
+		.source = source,
+		.type = type };
 	int rc = -1;
 
 	h.t_ms = eh.t_ms = t_ms > s->tail.t_ms ? t_ms : s->tail.t_ms;
 	if (!event_make(&event, &eh, data, data_len)) {
-		err_set(e, ERR_LIMIT, "a %s event with %zu bytes of data is over the %d bytes of one event", event_type_text(type), data_len,
-			EVENT_BYTES_MAX);
+		err_set(e, ERR_LIMIT, "a %s event with %zu bytes of data is over the %d bytes of one event", event_type_text(type),
+				data_len, EVENT_BYTES_MAX);
 		goto out;
 	}
 	h.len = (uint32_t)event.len;
@@ -422,8 +425,13 @@ int spool_read(struct spool *s, uint64_t seq, struct spool_record *out, struct e
 		return -1;
 	if (rc == 0)
 		return err_set(e, ERR_INTERNAL, "record %llu of the spool changed under its reader", (unsigned long long)seq);
-	*out = (struct spool_record){ .type = h.type, .seq = h.seq, .t_ms = h.t_ms, .spent = h.spent, .held = h.held,
-		.bytes = s->scratch.data, .len = h.len };
+	*out = (struct spool_record){ .type = h.type,
+		.seq = h.seq,
+		.t_ms = h.t_ms,
+		.spent = h.spent,
+		.held = h.held,
+		.bytes = s->scratch.data,
+		.len = h.len };
 	memcpy(out->hash, h.hash, sizeof(out->hash));
 	s->cursor_at += SPOOL_RECORD_HEAD + (int64_t)h.len;
 	s->cursor_seq++;

@@ -9,9 +9,9 @@
  *
  * File, little endian:
  *   head, SPOOL_HEAD_BYTES: magic, version, struct spool_head, zeros
- *   two meter slots of SPOOL_SLOT_BYTES: u64 generation, i64 spent, i64 held, 8 bytes check; the valid one with the higher generation
- *   counts. A hold is written here before the first byte of its request leaves.
- *   records: u32 len, u16 type, u64 seq, i64 t_ms, i64 spent, i64 held, hash[32], bytes[len]; len 0 = end
+ *   two meter slots of SPOOL_SLOT_BYTES: u64 generation, i64 spent, i64 held, 8 bytes check; the valid one with the higher
+ * generation counts. A hold is written here before the first byte of its request leaves. records: u32 len, u16 type, u64 seq, i64
+ * t_ms, i64 spent, i64 held, hash[32], bytes[len]; len 0 = end
  */
 #ifndef NODED_SPOOL_H
 #define NODED_SPOOL_H
@@ -28,17 +28,18 @@
 #define SPOOL_RECORD_HEAD 70
 /* Room for all that a run may write, and for ends that must always fit. */
 #define SPOOL_RESERVE_BYTES (512 * 1024)
-#define SPOOL_BYTES ((int64_t)SPOOL_HEAD_BYTES + 2 * SPOOL_SLOT_BYTES + EVENT_RUN_BYTES_MAX + \
-		     (int64_t)EVENT_RUN_COUNT_MAX * SPOOL_RECORD_HEAD + SPOOL_RESERVE_BYTES)
+#define SPOOL_BYTES                                                                                                                \
+	((int64_t)SPOOL_HEAD_BYTES + 2 * SPOOL_SLOT_BYTES + EVENT_RUN_BYTES_MAX +                                                  \
+			(int64_t)EVENT_RUN_COUNT_MAX * SPOOL_RECORD_HEAD + SPOOL_RESERVE_BYTES)
 
 /* What whoever goes on with a run after its broker must know. */
 struct spool_head {
 	char run_id[ID_MAX];
 	uint8_t token[TOKEN_LEN];
 	uint32_t attempt;
-	int64_t queued_at_ms;      /* Unix ms */
-	int64_t age_ms;            /* of the run when the assignment was made */
-	int64_t received_boot_ns;  /* CLOCK_BOOTTIME of its arrival; t = age_ms + time since (same boot only) */
+	int64_t queued_at_ms;     /* Unix ms */
+	int64_t age_ms;           /* of the run when the assignment was made */
+	int64_t received_boot_ns; /* CLOCK_BOOTTIME of its arrival; t = age_ms + time since (same boot only) */
 	uint64_t first_seq;
 	uint8_t prev_hash[EVENT_HASH_LEN]; /* of seq first_seq - 1 */
 	int64_t cap_micros;
@@ -80,7 +81,7 @@ void spool_tail(const struct spool *s, struct spool_tail *out);
 /* Makes the event (seq = next_seq; t_ms is raised to the last one's), chains and writes it with one pwrite. -1: ERR_LIMIT when the
  * event or the file is full, ERR_IO. On -1 nothing was written. `bytes_written` (may be NULL) is the event's length. */
 int spool_append(struct spool *s, enum event_source source, enum event_type type, int64_t t_ms, const void *data, size_t data_len,
-		 int64_t spent, int64_t held, size_t *bytes_written, struct err *e) EPH_MUST_CHECK;
+		int64_t spent, int64_t held, size_t *bytes_written, struct err *e) EPH_MUST_CHECK;
 /* The meter alone, when no event is due. */
 int spool_meter(struct spool *s, int64_t spent, int64_t held, struct err *e) EPH_MUST_CHECK;
 

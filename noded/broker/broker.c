@@ -1,7 +1,7 @@
 /*
- * The broker process: one run, one thread, one libevent loop. It has the run's secrets, its meter and its clock, and speaks to keeper
- * (which started it) and to channel (which speaks to the guest) over inherited socketpairs, and to the model provider over HTTP.
- * When keeper goes away, nobody is left to account to: it kills the VM by its own descriptor and ends.
+ * The broker process: one run, one thread, one libevent loop. It has the run's secrets, its meter and its clock, and speaks to
+ * keeper (which started it) and to channel (which speaks to the guest) over inherited socketpairs, and to the model provider over
+ * HTTP. When keeper goes away, nobody is left to account to: it kills the VM by its own descriptor and ends.
  */
 #include "broker_internal.h"
 
@@ -21,8 +21,8 @@
 
 #define NS_PER_MS INT64_C(1000000)
 #define NS_PER_S INT64_C(1000000000)
-#define METER_TICKS 5           /* seconds between meters told without an event */
-#define COMPUTE_MARGIN_MS 5     /* the kill is ordered this much before the last affordable millisecond */
+#define METER_TICKS 5       /* seconds between meters told without an event */
+#define COMPUTE_MARGIN_MS 5 /* the kill is ordered this much before the last affordable millisecond */
 #define KEEPER_QUEUE_MAX (2 * ROLE_FRAME_MAX)
 #define CHANNEL_QUEUE_MAX (2 * ROLE_FRAME_MAX)
 
@@ -88,21 +88,18 @@ static void deadline_hit(struct broker *b, enum deadline which)
 {
 	switch (which) {
 	case DL_BOOT:
-		session_end(b, ERRCODE_VM_START_FAILED, "The guest did not say hello within %lld ms.", (long long)b->ra.boot_deadline_ms);
+		session_end(b, ERRCODE_VM_START_FAILED, "The guest did not say hello within %lld ms.",
+				(long long)b->ra.boot_deadline_ms);
 		break;
 	case DL_SETUP:
 		session_end(b, ERRCODE_WORKER_FAILED, "The worker did not take its setup within %d ms.", SETUP_DEADLINE_MS);
 		break;
-	case DL_TIMEOUT:
-		session_end(b, ERRCODE_TIMED_OUT, "The run reached its timeout of %u s.", b->a.timeout_s);
-		break;
+	case DL_TIMEOUT: session_end(b, ERRCODE_TIMED_OUT, "The run reached its timeout of %u s.", b->a.timeout_s); break;
 	case DL_LEASE:
 		session_end(b, ERRCODE_LEASE_EXPIRED, "The host lost contact with the control plane.");
 		broker_kill(b);
 		break;
-	case DL_COMPUTE:
-		compute_over(b);
-		break;
+	case DL_COMPUTE: compute_over(b); break;
 	case DL_GRACE:
 		if (b->vmm_text[0] != '\0')
 			session_end(b, ERRCODE_VM_CRASHED, "%s", b->vmm_text);
@@ -117,11 +114,8 @@ static void deadline_hit(struct broker *b, enum deadline which)
 		log_warn("no receipt signature run=%s", b->a.run_id);
 		b->seen.is_signed = true;
 		break;
-	case DL_RATE:
-		worker_drain(b);
-		break;
-	case DL_COUNT:
-		break;
+	case DL_RATE: worker_drain(b); break;
+	case DL_COUNT: break;
 	}
 }
 
@@ -177,7 +171,8 @@ static void compute_deadline(struct broker *b)
 	if (b->handover_ns == 0 || b->killed_ns != 0 || limit_ms > INT64_MAX / NS_PER_MS / 4)
 		broker_deadline(b, DL_COMPUTE, 0);
 	else
-		broker_deadline(b, DL_COMPUTE, b->handover_ns + 1 + (limit_ms > COMPUTE_MARGIN_MS ? limit_ms - COMPUTE_MARGIN_MS : 0) * NS_PER_MS);
+		broker_deadline(b, DL_COMPUTE,
+				b->handover_ns + 1 + (limit_ms > COMPUTE_MARGIN_MS ? limit_ms - COMPUTE_MARGIN_MS : 0) * NS_PER_MS);
 }
 
 bool broker_meter_moved(struct broker *b)
@@ -293,19 +288,14 @@ static void from_link(struct broker *b, uint8_t type, const uint8_t *body, size_
 		if (n == 1 && b->seen.start_asked && b->seen.fence == 0)
 			b->seen.fence = body[0];
 		break;
-	case RF_LB_CANCEL:
-		session_end(b, ERRCODE_CANCELLED, "%s", "");
-		break;
+	case RF_LB_CANCEL: session_end(b, ERRCODE_CANCELLED, "%s", ""); break;
 	case RF_LB_FINISHED:
 		b->seen.finished = true;
 		if (n == 1 && b->state < RUN_SIGN && !run_granted(body[0]))
 			b->seen.fenced = true; /* the run was taken away while it went on */
 		break;
-	case RF_LB_BLOB:
-		files_blob(b, body, n);
-		break;
-	default:
-		break; /* RF_LB_ACKED: the spool holds everything to the end anyway */
+	case RF_LB_BLOB: files_blob(b, body, n); break;
+	default: break; /* RF_LB_ACKED: the spool holds everything to the end anyway */
 	}
 }
 
@@ -353,9 +343,7 @@ static void on_keeper_frame(void *arg, uint8_t type, const uint8_t *body, size_t
 		if (n >= 1)
 			from_link(b, body[0], body + 1, n - 1);
 		break;
-	case RF_BROKER_VMM_EXITED:
-		vmm_exited(b, body, n);
-		break;
+	case RF_BROKER_VMM_EXITED: vmm_exited(b, body, n); break;
 	case RF_BROKER_GONE:
 		b->gone_ms = wire_i64(&r);
 		b->seen.gone = b->state == RUN_DESTROY;
@@ -367,9 +355,7 @@ static void on_keeper_frame(void *arg, uint8_t type, const uint8_t *body, size_t
 			b->seen.is_signed = true;
 		}
 		break;
-	default:
-		log_warn("keeper frame of unknown type run=%s type=%u", b->a.run_id, type);
-		break;
+	default: log_warn("keeper frame of unknown type run=%s type=%u", b->a.run_id, type); break;
 	}
 	session_advance(b);
 }
@@ -379,7 +365,8 @@ static void on_keeper_end(void *arg, const struct err *e)
 	struct broker *b = arg;
 
 	if (!b->leaving)
-		log_error("keeper is gone run=%s state=%s error=%s", b->a.run_id, run_state_name(b->state), e != NULL ? e->text : "");
+		log_error("keeper is gone run=%s state=%s error=%s", b->a.run_id, run_state_name(b->state),
+				e != NULL ? e->text : "");
 	broker_kill(b);
 	b->leaving = true;
 	event_base_loopexit(b->base, NULL);
@@ -413,7 +400,8 @@ static int open_loop(struct broker *b, struct err *e)
 	struct event_config *cfg = event_config_new();
 	struct timeval second = { 1, 0 };
 
-	if (cfg == NULL || event_config_set_flag(cfg, EVENT_BASE_FLAG_PRECISE_TIMER) != 0 || (b->base = event_base_new_with_config(cfg)) == NULL) {
+	if (cfg == NULL || event_config_set_flag(cfg, EVENT_BASE_FLAG_PRECISE_TIMER) != 0 ||
+			(b->base = event_base_new_with_config(cfg)) == NULL) {
 		if (cfg != NULL)
 			event_config_free(cfg);
 		return err_set(e, ERR_NOMEM, "no event loop");
@@ -425,17 +413,26 @@ static int open_loop(struct broker *b, struct err *e)
 	b->timer = event_new(b->base, b->timer_fd, EV_READ | EV_PERSIST, on_timer, b);
 	b->tick = event_new(b->base, -1, EV_PERSIST, on_tick, b);
 	b->notify = event_new(b->base, -1, 0, on_notify, b);
-	if (b->timer == NULL || b->tick == NULL || b->notify == NULL || event_add(b->timer, NULL) != 0 || event_add(b->tick, &second) != 0)
+	if (b->timer == NULL || b->tick == NULL || b->notify == NULL || event_add(b->timer, NULL) != 0 ||
+			event_add(b->tick, &second) != 0)
 		return err_set(e, ERR_NOMEM, "no memory for the loop's events");
 	return 0;
 }
 
 static int open_all(struct broker *b, struct err *e)
 {
-	struct framed_options keeper = { .fd = BROKER_FD_KEEPER, .max_frame = ROLE_FRAME_MAX, .max_queued = KEEPER_QUEUE_MAX,
-		.on_frame = on_keeper_frame, .on_end = on_keeper_end, .arg = b };
-	struct framed_options channel = { .fd = BROKER_FD_CHANNEL, .max_frame = ROLE_FRAME_MAX, .max_queued = CHANNEL_QUEUE_MAX,
-		.on_frame = on_channel_frame, .on_end = on_channel_end, .arg = b };
+	struct framed_options keeper = { .fd = BROKER_FD_KEEPER,
+		.max_frame = ROLE_FRAME_MAX,
+		.max_queued = KEEPER_QUEUE_MAX,
+		.on_frame = on_keeper_frame,
+		.on_end = on_keeper_end,
+		.arg = b };
+	struct framed_options channel = { .fd = BROKER_FD_CHANNEL,
+		.max_frame = ROLE_FRAME_MAX,
+		.max_queued = CHANNEL_QUEUE_MAX,
+		.on_frame = on_channel_frame,
+		.on_end = on_channel_end,
+		.arg = b };
 
 	if (sodium_init() < 0)
 		return err_set(e, ERR_INTERNAL, "libsodium does not start");

@@ -50,13 +50,13 @@ struct waiting {
 };
 
 struct files {
-	uint32_t index;      /* file being sent */
-	uint64_t offset;     /* of it, asked for so far */
-	bool asked;          /* an RF_BL_BLOB is under way */
-	bool over;           /* RF_CH_FILES_END was sent */
-	struct buf chunk;    /* of the current file, not sent yet */
+	uint32_t index;   /* file being sent */
+	uint64_t offset;  /* of it, asked for so far */
+	bool asked;       /* an RF_BL_BLOB is under way */
+	bool over;        /* RF_CH_FILES_END was sent */
+	struct buf chunk; /* of the current file, not sent yet */
 	size_t chunk_sent;
-	uint64_t credit;     /* bytes that the guest takes */
+	uint64_t credit; /* bytes that the guest takes */
 	crypto_hash_sha256_state hash;
 };
 
@@ -65,7 +65,7 @@ struct broker {
 	struct framed *keeper, *channel;
 	struct event *timer, *tick, *notify;
 	int timer_fd;
-	int kill_fd;         /* the VMM's cgroup.kill; -1 absent */
+	int kill_fd; /* the VMM's cgroup.kill; -1 absent */
 	int64_t deadlines[DL_COUNT];
 	uint32_t ticks;
 
@@ -79,11 +79,11 @@ struct broker {
 
 	enum run_state state;
 	struct run_seen seen;
-	enum errcode code;   /* why the run ends; valid when seen.ending */
+	enum errcode code; /* why the run ends; valid when seen.ending */
 	char detail[1025];
-	char vmm_text[257];  /* what the channel said about the VM's end, until keeper says more */
+	char vmm_text[257]; /* what the channel said about the VM's end, until keeper says more */
 	bool channel_gone;
-	struct buf output;   /* of a run that succeeded */
+	struct buf output; /* of a run that succeeded */
 
 	uint8_t nonce[GUEST_NONCE_LEN];
 	struct guest_hello hello;
@@ -95,12 +95,12 @@ struct broker {
 	int64_t worker_t_ms; /* -1 = never */
 	uint8_t signature[64];
 
-	uint64_t last_seq;   /* spooled */
+	uint64_t last_seq; /* spooled */
 	bool notify_due;
 	struct waiting *queue, **queue_tail;
 	size_t queue_bytes;
-	bool flushing;       /* the end: what waits is written without regard to the rate */
-	uint32_t calls;      /* model calls of the guest so far */
+	bool flushing;  /* the end: what waits is written without regard to the rate */
+	uint32_t calls; /* model calls of the guest so far */
 	uint32_t call_stream;
 	struct files files;
 	bool leaving;
@@ -114,7 +114,7 @@ bool broker_meter_moved(struct broker *b); /* spool and keeper learn it now, the
 void broker_notify(struct broker *b);      /* link is told, once per turn of the loop */
 void broker_notify_now(struct broker *b);
 void broker_to_link(struct broker *b, uint8_t type, const void *body, size_t n);
-void broker_kill(struct broker *b);        /* by our own descriptor */
+void broker_kill(struct broker *b); /* by our own descriptor */
 
 /* session.c */
 void session_advance(struct broker *b);
@@ -134,7 +134,7 @@ int worker_setup(struct broker *b, struct err *e) EPH_MUST_CHECK; /* model, setu
 
 /* files.c */
 int files_start(struct broker *b, struct err *e) EPH_MUST_CHECK;
-void files_blob(struct broker *b, const uint8_t *body, size_t n);   /* RF_LB_BLOB */
+void files_blob(struct broker *b, const uint8_t *body, size_t n); /* RF_LB_BLOB */
 void files_credit(struct broker *b, uint32_t bytes);
 void files_free(struct broker *b);
 

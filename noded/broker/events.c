@@ -1,6 +1,6 @@
 /*
- * The timeline's writer on a host (events.h). Called by session.c; owns the token bucket, the counts and the few bytes of characters
- * that a chunk of output broke off.
+ * The timeline's writer on a host (events.h). Called by session.c; owns the token bucket, the counts and the few bytes of
+ * characters that a chunk of output broke off.
  */
 #include "events.h"
 
@@ -65,7 +65,8 @@ static bool fits(const struct events *ev, size_t n, uint64_t keep_count, uint64_
 	return t.next_seq + keep_count <= EVENT_RUN_COUNT_MAX && t.bytes + n + keep_bytes <= EVENT_RUN_BYTES_MAX;
 }
 
-static int append(struct events *ev, enum event_source source, enum event_type type, const struct buf *data, int64_t boot_ns, struct err *e)
+static int append(struct events *ev, enum event_source source, enum event_type type, const struct buf *data, int64_t boot_ns,
+		struct err *e)
 {
 	int64_t spent, held;
 	struct spool_tail t;
@@ -83,7 +84,8 @@ static int append(struct events *ev, enum event_source source, enum event_type t
 int events_host(struct events *ev, enum event_type type, const struct buf *data, struct err *e)
 {
 	if (!fits(ev, data->len, LAST_COUNT, LAST_BYTES))
-		return err_set(e, ERR_LIMIT, "the run's record of %d events and %d bytes is full", EVENT_RUN_COUNT_MAX, EVENT_RUN_BYTES_MAX);
+		return err_set(e, ERR_LIMIT, "the run's record of %d events and %d bytes is full", EVENT_RUN_COUNT_MAX,
+				EVENT_RUN_BYTES_MAX);
 	return append(ev, EVENT_HOST, type, data, clock_boot_ns(), e);
 }
 
@@ -159,14 +161,9 @@ int events_guest(struct events *ev, const struct guest_event *g, int64_t boot_ns
 		rc = flush_tails(ev, boot_ns, e);
 	if (rc == 0) {
 		switch (guest_json(&ev->tails, g, &type, &data)) {
-		case GUEST_JSON_EVENT:
-			rc = keep_or_count(ev, type, &data, boot_ns, e);
-			break;
-		case GUEST_JSON_NOTHING:
-			break;
-		case GUEST_JSON_FAILED:
-			rc = err_set(e, ERR_NOMEM, "no memory for a guest's event");
-			break;
+		case GUEST_JSON_EVENT: rc = keep_or_count(ev, type, &data, boot_ns, e); break;
+		case GUEST_JSON_NOTHING: break;
+		case GUEST_JSON_FAILED: rc = err_set(e, ERR_NOMEM, "no memory for a guest's event"); break;
 		}
 	}
 	buf_free(&data);

@@ -2,10 +2,10 @@
  * What goes onto a run's timeline from its host: numbering, time, bytes, hash and spool are done here, before anyone else learns of
  * an event; rate and size are bounded here. Runs on the broker's thread; blocks on the spool's disk only.
  *
- * Bounds: EVENT_RATE_PER_SECOND by token bucket for what the guest causes (the caller keeps it waiting: back-pressure, never a loss),
- * and per run EVENT_RUN_COUNT_MAX events and EVENT_RUN_BYTES_MAX less a reserve. Above these the guest's events are counted, not kept:
- * `events.truncated` says so once when it begins and once, with the sums, before the end. The reserve is for the host's own events;
- * a last part of it is kept for microvm.destroyed, which always fits.
+ * Bounds: EVENT_RATE_PER_SECOND by token bucket for what the guest causes (the caller keeps it waiting: back-pressure, never a
+ * loss), and per run EVENT_RUN_COUNT_MAX events and EVENT_RUN_BYTES_MAX less a reserve. Above these the guest's events are counted,
+ * not kept: `events.truncated` says so once when it begins and once, with the sums, before the end. The reserve is for the host's
+ * own events; a last part of it is kept for microvm.destroyed, which always fits.
  */
 #ifndef BROKER_EVENTS_H
 #define BROKER_EVENTS_H
@@ -43,8 +43,8 @@ int events_last(struct events *ev, const struct buf *destroyed, struct err *e) E
 
 /* May one more guest event be taken now? If not, *wait_ms is when to ask again. */
 bool events_ready(struct events *ev, int64_t boot_ns, int64_t *wait_ms);
-/* Takes one guest event (views are not kept): writes it, holds the begun character of an output chunk back, or counts it as dropped.
- * -1: the spool is broken. */
+/* Takes one guest event (views are not kept): writes it, holds the begun character of an output chunk back, or counts it as
+ * dropped. -1: the spool is broken. */
 int events_guest(struct events *ev, const struct guest_event *g, int64_t boot_ns, struct err *e) EPH_MUST_CHECK;
 
 uint64_t events_dropped(const struct events *ev);

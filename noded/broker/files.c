@@ -1,6 +1,6 @@
 /*
- * The run's files on their way from controld to the guest: asked for by hash in pieces, passed on as far as the guest takes them, one
- * piece in memory at a time, checked against hash and size. On the broker's thread.
+ * The run's files on their way from controld to the guest: asked for by hash in pieces, passed on as far as the guest takes them,
+ * one piece in memory at a time, checked against hash and size. On the broker's thread.
  */
 #include "broker_internal.h"
 

@@ -4,7 +4,8 @@
 #include "common/json.h"
 #include "common/text.h"
 
-/* "key": the text, or "key_base64": its bytes. Control characters grow sixfold in JSON, so a long text of them goes as bytes too. */
+/* "key": the text, or "key_base64": its bytes. Control characters grow sixfold in JSON, so a long text of them goes as bytes too.
+ */
 static void put_bytes(struct jw *w, const char *key, const char *key64, const uint8_t *p, size_t n)
 {
 	struct buf b64 = BUF_INIT(EVENT_BYTES_MAX);
@@ -82,7 +83,8 @@ static enum guest_json_result output(struct guest_tails *t, const struct guest_e
 	t->len[stream] = 0;
 	border = text_utf8_border((const char *)whole.data, whole.len);
 	/* Only a text is worth waiting for: of bytes that are none, all go out now. */
-	if (border < whole.len && whole.len - border < sizeof(t->bytes[stream]) && text_utf8_clean((const char *)whole.data, border)) {
+	if (border < whole.len && whole.len - border < sizeof(t->bytes[stream]) &&
+			text_utf8_clean((const char *)whole.data, border)) {
 		t->len[stream] = (uint8_t)(whole.len - border);
 		memcpy(t->bytes[stream], whole.data + border, t->len[stream]);
 		whole.len = border;

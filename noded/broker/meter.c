@@ -80,7 +80,7 @@ int64_t meter_held(const struct meter *m, int64_t compute_ms)
 	if (!m->open)
 		return 0;
 	all = add_or_max(add_or_max(charged(m), m->hold_model),
-		compute_cost(m, compute_ms > m->hold_until_ms ? compute_ms : m->hold_until_ms));
+			compute_cost(m, compute_ms > m->hold_until_ms ? compute_ms : m->hold_until_ms));
 	if (all > m->cap)
 		all = m->cap;
 	return all - spent;
@@ -147,8 +147,10 @@ bool meter_plan(const struct meter *m, const struct model_spec *spec, struct met
 		wanted = 1;
 	if (least > wanted)
 		least = wanted;
-	p->needed = add_or_max(dearest(m, p->input_tokens, least), m->price.compute > 0 ?
-		compute_cost(m, add_or_max(p->now_ms, METER_MIN_CALL_MS)) - compute_cost(m, p->now_ms) : 0);
+	p->needed = add_or_max(dearest(m, p->input_tokens, least),
+			m->price.compute > 0
+					? compute_cost(m, add_or_max(p->now_ms, METER_MIN_CALL_MS)) - compute_cost(m, p->now_ms)
+					: 0);
 
 	longest = money_ms == INT64_MAX ? INT64_MAX : money_ms - p->now_ms;
 	p->deadline_by_money = longest < p->time_left_ms;

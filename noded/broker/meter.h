@@ -28,8 +28,8 @@ struct meter {
 	int64_t hold_model;    /* micros of the open hold: tokens */
 	int64_t hold_until_ms; /* compute is promised up to here while the hold is open */
 	/* Counted for the log and the operator. */
-	uint32_t unmetered;    /* replies that carried no (or nonsense) usage: the hold was charged */
-	uint32_t over_hold;    /* replies whose usage was above the hold: the hold was charged */
+	uint32_t unmetered; /* replies that carried no (or nonsense) usage: the hold was charged */
+	uint32_t over_hold; /* replies whose usage was above the hold: the hold was charged */
 };
 
 void meter_init(struct meter *m, const struct price *price, int64_t cap);
@@ -49,15 +49,15 @@ int64_t meter_input_bound(const struct model_spec *spec, uint64_t bytes, int64_t
 
 struct meter_plan {
 	/* What is asked. */
-	int64_t now_ms;          /* compute so far */
-	int64_t time_left_ms;    /* of the run's timeout, of the call's own timeout: the least */
-	int64_t input_tokens;    /* bound, from meter_input_bound */
-	uint32_t wish_tokens;    /* 0 = none */
+	int64_t now_ms;       /* compute so far */
+	int64_t time_left_ms; /* of the run's timeout, of the call's own timeout: the least */
+	int64_t input_tokens; /* bound, from meter_input_bound */
+	uint32_t wish_tokens; /* 0 = none */
 	/* What comes out. */
-	int64_t deadline_ms;     /* since hand-over */
-	bool deadline_by_money;  /* the quarter for compute was the least */
-	int64_t output_tokens;   /* limit to write into the request, >= 1 */
-	int64_t needed;          /* micros that the least such call needs beyond what is spent */
+	int64_t deadline_ms;    /* since hand-over */
+	bool deadline_by_money; /* the quarter for compute was the least */
+	int64_t output_tokens;  /* limit to write into the request, >= 1 */
+	int64_t needed;         /* micros that the least such call needs beyond what is spent */
 };
 /* Decides deadline and output limit of one attempt. False: the money does not reach for min_output_tokens (or no time that money
  * could buy); `needed` is set in both cases. Opens nothing. */
@@ -68,7 +68,9 @@ void meter_hold(struct meter *m, const struct meter_plan *p);
 /* Ends of an attempt: exactly one of these for each meter_hold. */
 void meter_release(struct meter *m); /* no 2xx head came: costs nothing */
 
-struct meter_tokens { int64_t input, cached, output; };
+struct meter_tokens {
+	int64_t input, cached, output;
+};
 enum meter_charge { METER_CHARGED = 1, METER_UNMETERED, METER_OVER_HOLD };
 /* A 2xx head came. t NULL: no usage. *micros (may be NULL) is what this attempt cost. */
 enum meter_charge meter_settle(struct meter *m, const struct meter_tokens *t, int64_t *micros);

@@ -119,7 +119,7 @@ static void out_of_money(struct model *m, const struct meter_plan *p)
 	text_dollars(meter_spent(m->opt.meter, p->now_ms), spent);
 	text_dollars(p->needed, needed);
 	fail_call(m, ERRCODE_BUDGET_EXCEEDED, "The limit is %s, %s is spent, and model call %u needs at least %s more.", cap, spent,
-		m->report.call, p->needed == INT64_MAX ? "the price of more tokens than there are" : needed);
+			m->report.call, p->needed == INT64_MAX ? "the price of more tokens than there are" : needed);
 }
 
 /* --- one attempt ------------------------------------------------------------------------------------------------------------- */
@@ -130,7 +130,8 @@ static int64_t bytes_since_known(const struct model *m)
 	uint8_t hash[crypto_hash_sha256_BYTES];
 
 	/* A longer one must go on with a comma: else its last message would only look alike. */
-	if (m->known_tokens < 0 || m->known_len > m->prefix_len || (m->prefix_len > m->known_len && m->body.data[m->known_len] != ','))
+	if (m->known_tokens < 0 || m->known_len > m->prefix_len ||
+			(m->prefix_len > m->known_len && m->body.data[m->known_len] != ','))
 		return -1;
 	crypto_hash_sha256(hash, m->body.data, m->known_len);
 	if (sodium_memcmp(hash, m->known_hash, sizeof(hash)) != 0)
@@ -143,14 +144,15 @@ static bool plan_attempt(struct model *m, struct meter_plan *p)
 	const struct model_spec *spec = &m->opt.a->model;
 	int64_t since = bytes_since_known(m), call_left = m->deadline_ms - clock_boot_ms();
 
-	*p = (struct meter_plan){ .now_ms = m->opt.compute_ms(m->opt.arg), .time_left_ms = m->opt.time_left_ms(m->opt.arg),
+	*p = (struct meter_plan){ .now_ms = m->opt.compute_ms(m->opt.arg),
+		.time_left_ms = m->opt.time_left_ms(m->opt.arg),
 		.wish_tokens = m->wish_tokens };
 	if (p->time_left_ms > call_left)
 		p->time_left_ms = call_left;
 	if (p->time_left_ms < 1)
 		p->time_left_ms = 1;
-	p->input_tokens = meter_input_bound(spec, m->prefix_len + MODEL_TAIL_MAX, since >= 0 ? m->known_tokens : -1,
-		since >= 0 ? (uint64_t)since : 0);
+	p->input_tokens = meter_input_bound(
+			spec, m->prefix_len + MODEL_TAIL_MAX, since >= 0 ? m->known_tokens : -1, since >= 0 ? (uint64_t)since : 0);
 	return meter_plan(m->opt.meter, spec, p);
 }
 
@@ -206,10 +208,21 @@ static int send_request(struct model *m, int64_t timeout_ms, struct err *e)
 	const struct assignment *a = m->opt.a;
 	char url[640], auth[600], id[128];
 	const char *headers[] = { "Content-Type: application/json", "Accept: text/event-stream, application/json", id, auth };
-	struct curl_request req = { .method = "POST", .url = url, .headers = headers, .header_count = m->key[0] != '\0' ? 4 : 3,
-		.body = m->body.data, .body_len = m->body.len, .connect_timeout_ms = CONNECT_TIMEOUT_MS,
-		.timeout_ms = timeout_ms > INT32_MAX ? INT32_MAX : (int)timeout_ms, .max_body = MODEL_BODY_MAX, .allow_addr = any_address,
-		.on_head = on_head, .on_header = on_header, .on_data = on_data, .on_done = on_done, .arg = m };
+	struct curl_request req = { .method = "POST",
+		.url = url,
+		.headers = headers,
+		.header_count = m->key[0] != '\0' ? 4 : 3,
+		.body = m->body.data,
+		.body_len = m->body.len,
+		.connect_timeout_ms = CONNECT_TIMEOUT_MS,
+		.timeout_ms = timeout_ms > INT32_MAX ? INT32_MAX : (int)timeout_ms,
+		.max_body = MODEL_BODY_MAX,
+		.allow_addr = any_address,
+		.on_head = on_head,
+		.on_header = on_header,
+		.on_data = on_data,
+		.on_done = on_done,
+		.arg = m };
 	int rc = -1;
 
 	if (!text_fmt(url, sizeof(url), "%s/chat/completions", a->model.base_url) ||
@@ -313,13 +326,14 @@ static void settle(struct model *m)
 		m->report.tokens.output += t.output;
 		break;
 	case METER_UNMETERED:
-		log_warn("model reply without usage run=%s call=%u attempt=%u charged_micros=%lld", m->opt.a->run_id, m->report.call,
-			m->report.attempts, (long long)micros);
+		log_warn("model reply without usage run=%s call=%u attempt=%u charged_micros=%lld", m->opt.a->run_id,
+				m->report.call, m->report.attempts, (long long)micros);
 		note(m, "The provider's reply carried no usage: the hold was charged.");
 		break;
 	case METER_OVER_HOLD:
-		log_warn("model usage above its hold run=%s call=%u attempt=%u input=%lld output=%lld hold_micros=%lld", m->opt.a->run_id,
-			m->report.call, m->report.attempts, (long long)t.input, (long long)t.output, (long long)micros);
+		log_warn("model usage above its hold run=%s call=%u attempt=%u input=%lld output=%lld hold_micros=%lld",
+				m->opt.a->run_id, m->report.call, m->report.attempts, (long long)t.input, (long long)t.output,
+				(long long)micros);
 		note(m, "The provider counted more than this call could cost: the hold was charged.");
 		break;
 	}
@@ -375,7 +389,7 @@ static void out_of_time(struct model *m)
 		out_of_money(m, &p);
 	else
 		fail_call(m, ERRCODE_MODEL_ERROR, "The provider did not answer model call %u within %lld ms.", m->report.call,
-			(long long)m->opt.a->model.call_timeout_ms);
+				(long long)m->opt.a->model.call_timeout_ms);
 }
 
 static void after_reply(struct model *m, const struct err *e)
@@ -409,17 +423,14 @@ static const char *hint_for(int status)
 {
 	switch (status) {
 	case 401:
-	case 403:
-		return "The operator can check the provider's key.";
-	case 404:
-		return "The operator can check the provider's base URL and the model's upstream name.";
-	case 413:
-		return "The conversation is too long for this provider.";
-	case 429:
-		return "The provider limits how much it is called; try again later.";
+	case 403: return "The operator can check the provider's key.";
+	case 404: return "The operator can check the provider's base URL and the model's upstream name.";
+	case 413: return "The conversation is too long for this provider.";
+	case 429: return "The provider limits how much it is called; try again later.";
 	default:
-		return status >= 300 && status < 400 ? "Redirects are not followed; the operator can set the final base URL." :
-			status >= 500 ? "The provider has trouble; try again later." : "The operator can check the model's settings.";
+		return status >= 300 && status < 400 ? "Redirects are not followed; the operator can set the final base URL."
+		       : status >= 500               ? "The provider has trouble; try again later."
+						     : "The operator can check the model's settings.";
 	}
 }
 
@@ -447,7 +458,8 @@ static void after_refusal(struct model *m)
 	struct timeval now = { 0, 0 };
 
 	model_error_text((const char *)m->error_body.data, m->error_body.len, text, param);
-	log_info("provider refused run=%s call=%u attempt=%u status=%d", m->opt.a->run_id, m->report.call, m->report.attempts, m->status);
+	log_info("provider refused run=%s call=%u attempt=%u status=%d", m->opt.a->run_id, m->report.call, m->report.attempts,
+			m->status);
 	if (learn_limit(m, param)) {
 		attempt_clear(m);
 		event_add(m->timer, &now);
@@ -456,7 +468,7 @@ static void after_refusal(struct model *m)
 	if ((m->status == 429 || m->status == 408 || m->status >= 500) && retry(m))
 		return;
 	fail_call(m, ERRCODE_MODEL_ERROR, "The provider answered %d after %u attempt%s: %s. %s", m->status, m->report.attempts,
-		m->report.attempts == 1 ? "" : "s", text, hint_for(m->status));
+			m->report.attempts == 1 ? "" : "s", text, hint_for(m->status));
 }
 
 static void on_done(void *arg, int status, const struct err *e)
@@ -475,7 +487,7 @@ static void on_done(void *arg, int status, const struct err *e)
 		return;
 	}
 	log_info("provider not reached run=%s call=%u attempt=%u error=%s", m->opt.a->run_id, m->report.call, m->report.attempts,
-		e != NULL ? err_code_name(e->code) : "none");
+			e != NULL ? err_code_name(e->code) : "none");
 	if (e != NULL && e->code == ERR_TIMEOUT && m->deadline_ms - clock_boot_ms() <= 20) {
 		out_of_time(m);
 		return;
@@ -487,7 +499,7 @@ static void on_done(void *arg, int status, const struct err *e)
 	if ((e == NULL || e->code == ERR_UNAVAILABLE || e->code == ERR_TIMEOUT) && retry(m))
 		return;
 	fail_call(m, ERRCODE_MODEL_ERROR, "The provider could not be reached after %u attempt%s: %s", m->report.attempts,
-		m->report.attempts == 1 ? "" : "s", e != NULL ? e->text : "no answer");
+			m->report.attempts == 1 ? "" : "s", e != NULL ? e->text : "no answer");
 }
 
 /* --- calls ------------------------------------------------------------------------------------------------------------------- */

@@ -1,6 +1,6 @@
 /*
- * Model calls of one run: one at a time, each with up to MODEL_ATTEMPTS attempts, each attempt with a hold of its own that is on the
- * host before its first byte leaves. Runs on the broker's thread, never blocks. Holds the provider's key.
+ * Model calls of one run: one at a time, each with up to MODEL_ATTEMPTS attempts, each attempt with a hold of its own that is on
+ * the host before its first byte leaves. Runs on the broker's thread, never blocks. Holds the provider's key.
  */
 #ifndef BROKER_MODEL_H
 #define BROKER_MODEL_H
@@ -29,7 +29,7 @@ struct model_report {
 	int64_t cost_micros;        /* of all attempts */
 	const char *finish;         /* finish reason, or "error" */
 	int64_t duration_ms;
-	char note[161];             /* "" or what was unusual */
+	char note[161]; /* "" or what was unusual */
 };
 
 struct model_options {

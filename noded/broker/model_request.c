@@ -56,8 +56,9 @@ static void put_calls(struct jw *w, const struct model_message *m)
 
 static int put_message(struct jw *w, const struct model_message *m, struct err *e)
 {
-	static const char *const roles[] = { [ROLE_SYSTEM] = "system", [ROLE_USER] = "user", [ROLE_ASSISTANT] = "assistant",
-		[ROLE_TOOL] = "tool" };
+	static const char *const roles[] = {
+		[ROLE_SYSTEM] = "system", [ROLE_USER] = "user", [ROLE_ASSISTANT] = "assistant", [ROLE_TOOL] = "tool"
+	};
 
 	if (m->role < ROLE_SYSTEM || m->role > ROLE_TOOL)
 		return err_set(e, ERR_INVALID, "a message has no known role");
@@ -78,7 +79,8 @@ static int put_message(struct jw *w, const struct model_message *m, struct err *
 }
 
 /* The tail's bracket and what follows it are not the writer's business: it is given the object up to the last message. */
-int model_request_prefix(const struct model_spec *spec, uint32_t tools, const struct model_call *call, struct buf *out, struct err *e)
+int model_request_prefix(
+		const struct model_spec *spec, uint32_t tools, const struct model_call *call, struct buf *out, struct err *e)
 {
 	struct jw w;
 

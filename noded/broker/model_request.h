@@ -1,6 +1,7 @@
 /*
- * Builds a provider's request from what the guest asked, by allowlist: nothing of the guest's is copied as JSON, and every member but
- * the messages is ours. Pure. The body is made in two parts, so that its size is known before the money decides the output limit:
+ * Builds a provider's request from what the guest asked, by allowlist: nothing of the guest's is copied as JSON, and every member
+ * but the messages is ours. Pure. The body is made in two parts, so that its size is known before the money decides the output
+ * limit:
  *
  *   {"model":..,"stream":true,"stream_options":{"include_usage":true},"store":false,"tools":[..],"messages":[..   <- prefix
  *   ],"max_completion_tokens":N}                                                                                  <- tail
@@ -26,8 +27,8 @@ uint32_t model_tools_allowed(const struct assignment *a);
 
 /* Appends the prefix. ERR_INVALID: the messages make no conversation (a tool's answer without an id, no message at all);
  * ERR_LIMIT: over MODEL_REQUEST_MAX. */
-int model_request_prefix(const struct model_spec *spec, uint32_t tools, const struct model_call *call, struct buf *out, struct err *e)
-	EPH_MUST_CHECK;
+int model_request_prefix(const struct model_spec *spec, uint32_t tools, const struct model_call *call, struct buf *out,
+		struct err *e) EPH_MUST_CHECK;
 /* Appends the tail: the body is whole then. */
 bool model_request_tail(enum limit_param param, int64_t limit_tokens, struct buf *out);
 const char *model_limit_name(enum limit_param param);

@@ -22,16 +22,16 @@ struct partial_call {
 struct model_stream {
 	enum stream_kind kind;
 	struct sse_reader events;
-	struct buf body;             /* KIND_WHOLE only */
+	struct buf body; /* KIND_WHOLE only */
 	struct buf content;
 	struct partial_call calls[MODEL_TOOL_CALLS_MAX];
-	size_t last_call;            /* index of the call that came last; MODEL_TOOL_CALLS_MAX = none */
-	size_t text_bytes;           /* of all strings */
-	enum model_finish finish;    /* 0 = not said yet */
+	size_t last_call;         /* index of the call that came last; MODEL_TOOL_CALLS_MAX = none */
+	size_t text_bytes;        /* of all strings */
+	enum model_finish finish; /* 0 = not said yet */
 	bool done;
 	bool has_usage;
 	struct meter_tokens usage;
-	bool failed;                 /* `error` says why; sticky */
+	bool failed; /* `error` says why; sticky */
 	struct err error;
 };
 
@@ -91,7 +91,8 @@ static bool add_text(struct model_stream *s, struct buf *b, const struct json *v
 		return fail(s, ERR_PROTOCOL, "%s is not a string", what);
 	n = json_len(v);
 	if (n > MODEL_REPLY_TEXT_MAX - s->text_bytes || !buf_add(b, json_as_text(v), n))
-		return fail(s, ERR_LIMIT, "%s is over %d bytes, or all texts of the reply over %d", what, MODEL_STR_MAX, MODEL_REPLY_TEXT_MAX);
+		return fail(s, ERR_LIMIT, "%s is over %d bytes, or all texts of the reply over %d", what, MODEL_STR_MAX,
+				MODEL_REPLY_TEXT_MAX);
 	s->text_bytes += n;
 	return true;
 }
@@ -114,7 +115,8 @@ static size_t call_slot(const struct model_stream *s, const struct json *v)
 	size_t i = 0;
 
 	if (index != NULL && json_type(index) == JSON_INT)
-		return json_as_int(index) >= 0 && json_as_int(index) < MODEL_TOOL_CALLS_MAX ? (size_t)json_as_int(index) : MODEL_TOOL_CALLS_MAX;
+		return json_as_int(index) >= 0 && json_as_int(index) < MODEL_TOOL_CALLS_MAX ? (size_t)json_as_int(index)
+											    : MODEL_TOOL_CALLS_MAX;
 	if (s->last_call < MODEL_TOOL_CALLS_MAX && (id == NULL || json_type(id) != JSON_STRING))
 		return s->last_call;
 	while (i < MODEL_TOOL_CALLS_MAX && s->calls[i].used)
@@ -134,8 +136,8 @@ static bool take_call(struct model_stream *s, const struct json *v)
 	c->used = true;
 	s->last_call = slot;
 	return set_name(s, c->id, json_get(v, "id"), "a tool call's id") &&
-		set_name(s, c->name, json_get(function, "name"), "a tool call's name") &&
-		add_text(s, &c->arguments, json_get(function, "arguments"), "a tool call's arguments");
+	       set_name(s, c->name, json_get(function, "name"), "a tool call's name") &&
+	       add_text(s, &c->arguments, json_get(function, "arguments"), "a tool call's arguments");
 }
 
 /* `delta` of a chunk, or `message` of a whole answer. */
@@ -145,7 +147,8 @@ static bool take_message(struct model_stream *s, const struct json *m)
 
 	if (m == NULL || json_type(m) != JSON_OBJECT)
 		return true;
-	if (!add_text(s, &s->content, json_get(m, "content"), "content") || !add_text(s, &s->content, json_get(m, "refusal"), "refusal"))
+	if (!add_text(s, &s->content, json_get(m, "content"), "content") ||
+			!add_text(s, &s->content, json_get(m, "refusal"), "refusal"))
 		return false;
 	if (calls == NULL || json_type(calls) != JSON_ARRAY)
 		return true;
@@ -157,9 +160,15 @@ static bool take_message(struct model_stream *s, const struct json *m)
 
 static enum model_finish finish_parse(const char *text)
 {
-	static const struct { const char *text; enum model_finish finish; } known[] = {
-		{ "stop", FINISH_STOP }, { "tool_calls", FINISH_TOOL_CALLS }, { "function_call", FINISH_TOOL_CALLS },
-		{ "length", FINISH_LENGTH }, { "content_filter", FINISH_FILTER },
+	static const struct {
+		const char *text;
+		enum model_finish finish;
+	} known[] = {
+		{ "stop", FINISH_STOP },
+		{ "tool_calls", FINISH_TOOL_CALLS },
+		{ "function_call", FINISH_TOOL_CALLS },
+		{ "length", FINISH_LENGTH },
+		{ "content_filter", FINISH_FILTER },
 	};
 
 	for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++)
@@ -283,8 +292,9 @@ int model_stream_end(struct model_stream *s, struct err *e)
 		return -1;
 	}
 	if (s->finish == 0)
-		return err_set(e, ERR_PROTOCOL, "%s", s->kind == KIND_UNKNOWN ? "the provider's answer is empty" :
-			"the provider's answer was cut off before its finish reason");
+		return err_set(e, ERR_PROTOCOL, "%s",
+				s->kind == KIND_UNKNOWN ? "the provider's answer is empty"
+							: "the provider's answer was cut off before its finish reason");
 	return 0;
 }
 
@@ -385,7 +395,8 @@ void model_error_text(const char *body, size_t n, char out[321], char param[65])
 		struct buf safe = BUF_INIT(320);
 		size_t take = text_utf8_border(body, n < tries[i] ? n : tries[i]);
 
-		if (!text_safe(&safe, body, take > 0 ? take : 1, false) || buf_cstr(&safe) == NULL || !text_copy(out, 321, buf_cstr(&safe)))
+		if (!text_safe(&safe, body, take > 0 ? take : 1, false) || buf_cstr(&safe) == NULL ||
+				!text_copy(out, 321, buf_cstr(&safe)))
 			out[0] = '\0';
 		buf_free(&safe);
 	}

@@ -31,8 +31,8 @@ int model_stream_end(struct model_stream *s, struct err *e) EPH_MUST_CHECK;
 bool model_stream_done(const struct model_stream *s);
 /* Usage as the provider counts it; false when it said none. */
 bool model_stream_usage(const struct model_stream *s, struct meter_tokens *out);
-/* Moves the answer out, once, after model_stream_end gave 0. Missing tool call ids are made up as call_<call>_<n>. When the reply was
- * cut by its token limit, the tool call that came last may be cut too: it is left out, and the content says so. */
+/* Moves the answer out, once, after model_stream_end gave 0. Missing tool call ids are made up as call_<call>_<n>. When the reply
+ * was cut by its token limit, the tool call that came last may be cut too: it is left out, and the content says so. */
 int model_stream_take(struct model_stream *s, uint32_t call, struct model_reply *out, struct err *e) EPH_MUST_CHECK;
 
 /* The message of a provider's error body (`error.message`, `error`, `message`, or the text itself), made safe, at most 300 bytes.

@@ -4,13 +4,29 @@
 #include "common/log.h"
 
 static const char *const state_names[RUN_STATES] = {
-	[RUN_NEW] = "new", [RUN_BOOT] = "boot", [RUN_PROBE] = "probe", [RUN_START] = "start", [RUN_SETUP] = "setup", [RUN_WORK] = "work",
-	[RUN_DESTROY] = "destroy", [RUN_SIGN] = "sign", [RUN_FINISH] = "finish", [RUN_OVER] = "over",
+	[RUN_NEW] = "new",
+	[RUN_BOOT] = "boot",
+	[RUN_PROBE] = "probe",
+	[RUN_START] = "start",
+	[RUN_SETUP] = "setup",
+	[RUN_WORK] = "work",
+	[RUN_DESTROY] = "destroy",
+	[RUN_SIGN] = "sign",
+	[RUN_FINISH] = "finish",
+	[RUN_OVER] = "over",
 };
 
 static const char *const step_names[] = {
-	[STEP_WAIT] = "wait", [STEP_BOOT] = "boot", [STEP_PROBE] = "probe", [STEP_START] = "start", [STEP_SETUP] = "setup",
-	[STEP_WORK] = "work", [STEP_DESTROY] = "destroy", [STEP_SIGN] = "sign", [STEP_FINISH] = "finish", [STEP_REFUSE] = "refuse",
+	[STEP_WAIT] = "wait",
+	[STEP_BOOT] = "boot",
+	[STEP_PROBE] = "probe",
+	[STEP_START] = "start",
+	[STEP_SETUP] = "setup",
+	[STEP_WORK] = "work",
+	[STEP_DESTROY] = "destroy",
+	[STEP_SIGN] = "sign",
+	[STEP_FINISH] = "finish",
+	[STEP_REFUSE] = "refuse",
 	[STEP_LEAVE] = "leave",
 };
 
@@ -28,9 +44,19 @@ static const unsigned legal[RUN_STATES] = {
 	[RUN_OVER] = 0,
 };
 
-static const struct { enum run_step step; enum run_state to; } moves[] = {
-	{ STEP_BOOT, RUN_BOOT }, { STEP_PROBE, RUN_PROBE }, { STEP_START, RUN_START }, { STEP_SETUP, RUN_SETUP }, { STEP_WORK, RUN_WORK },
-	{ STEP_DESTROY, RUN_DESTROY }, { STEP_SIGN, RUN_SIGN }, { STEP_FINISH, RUN_FINISH }, { STEP_REFUSE, RUN_OVER },
+static const struct {
+	enum run_step step;
+	enum run_state to;
+} moves[] = {
+	{ STEP_BOOT, RUN_BOOT },
+	{ STEP_PROBE, RUN_PROBE },
+	{ STEP_START, RUN_START },
+	{ STEP_SETUP, RUN_SETUP },
+	{ STEP_WORK, RUN_WORK },
+	{ STEP_DESTROY, RUN_DESTROY },
+	{ STEP_SIGN, RUN_SIGN },
+	{ STEP_FINISH, RUN_FINISH },
+	{ STEP_REFUSE, RUN_OVER },
 	{ STEP_LEAVE, RUN_OVER },
 };
 
@@ -58,27 +84,17 @@ enum run_step run_next(enum run_state state, const struct run_seen *seen)
 	bool end = seen->ending || seen->fenced || refused;
 
 	switch (state) {
-	case RUN_NEW:
-		return seen->assigned ? STEP_BOOT : STEP_WAIT;
-	case RUN_BOOT:
-		return end ? STEP_DESTROY : seen->vmm_up ? STEP_PROBE : STEP_WAIT;
-	case RUN_PROBE:
-		return end ? STEP_DESTROY : seen->hello ? STEP_START : STEP_WAIT;
-	case RUN_START:
-		return end ? STEP_DESTROY : run_granted(seen->fence) ? STEP_SETUP : STEP_WAIT;
-	case RUN_SETUP:
-		return end ? STEP_DESTROY : seen->setup_acked ? STEP_WORK : STEP_WAIT;
-	case RUN_WORK:
-		return end ? STEP_DESTROY : STEP_WAIT;
-	case RUN_DESTROY:
-		return after_destroy(seen);
-	case RUN_SIGN:
-		return seen->fenced ? STEP_LEAVE : seen->is_signed ? STEP_FINISH : STEP_WAIT;
-	case RUN_FINISH:
-		return seen->finished || seen->fenced ? STEP_LEAVE : STEP_WAIT;
+	case RUN_NEW: return seen->assigned ? STEP_BOOT : STEP_WAIT;
+	case RUN_BOOT: return end ? STEP_DESTROY : seen->vmm_up ? STEP_PROBE : STEP_WAIT;
+	case RUN_PROBE: return end ? STEP_DESTROY : seen->hello ? STEP_START : STEP_WAIT;
+	case RUN_START: return end ? STEP_DESTROY : run_granted(seen->fence) ? STEP_SETUP : STEP_WAIT;
+	case RUN_SETUP: return end ? STEP_DESTROY : seen->setup_acked ? STEP_WORK : STEP_WAIT;
+	case RUN_WORK: return end ? STEP_DESTROY : STEP_WAIT;
+	case RUN_DESTROY: return after_destroy(seen);
+	case RUN_SIGN: return seen->fenced ? STEP_LEAVE : seen->is_signed ? STEP_FINISH : STEP_WAIT;
+	case RUN_FINISH: return seen->finished || seen->fenced ? STEP_LEAVE : STEP_WAIT;
 	case RUN_OVER:
-	case RUN_STATES:
-		break;
+	case RUN_STATES: break;
 	}
 	return STEP_WAIT;
 }
@@ -120,9 +136,7 @@ enum errcode run_code_before_start(enum errcode code)
 	case ERRCODE_CHANNEL_LOST:
 	case ERRCODE_WORKER_PROTOCOL_ERROR:
 	case ERRCODE_WORKER_FAILED:
-	case ERRCODE_INTERNAL:
-		return ERRCODE_VM_START_FAILED;
-	default:
-		return code;
+	case ERRCODE_INTERNAL: return ERRCODE_VM_START_FAILED;
+	default: return code;
 	}
 }

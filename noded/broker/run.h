@@ -6,9 +6,9 @@
  *           |        |        |        |                ^  |
  *           +--------+--------+--------+----------------+  +--> OVER   (never started: refused; fenced: not a word)
  *
- * Whatever ends a run, the VM is destroyed first. START is asked before anything of the run reaches the guest; when a run ends while
- * its answer is outstanding, the VM is destroyed at once and DESTROY waits for the answer, because only then it is known whether
- * this is a refusal or an end.
+ * Whatever ends a run, the VM is destroyed first. START is asked before anything of the run reaches the guest; when a run ends
+ * while its answer is outstanding, the VM is destroyed at once and DESTROY waits for the answer, because only then it is known
+ * whether this is a refusal or an end.
  */
 #ifndef BROKER_RUN_H
 #define BROKER_RUN_H
@@ -19,21 +19,33 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum run_state { RUN_NEW, RUN_BOOT, RUN_PROBE, RUN_START, RUN_SETUP, RUN_WORK, RUN_DESTROY, RUN_SIGN, RUN_FINISH, RUN_OVER, RUN_STATES };
+enum run_state {
+	RUN_NEW,
+	RUN_BOOT,
+	RUN_PROBE,
+	RUN_START,
+	RUN_SETUP,
+	RUN_WORK,
+	RUN_DESTROY,
+	RUN_SIGN,
+	RUN_FINISH,
+	RUN_OVER,
+	RUN_STATES
+};
 
 /* What has happened. Facts are only ever added. */
 struct run_seen {
-	bool assigned;   /* keeper's assignment came */
-	bool vmm_up;     /* channel greeted the monitor */
-	bool hello;      /* the guest answered the probe */
+	bool assigned;    /* keeper's assignment came */
+	bool vmm_up;      /* channel greeted the monitor */
+	bool hello;       /* the guest answered the probe */
 	bool start_asked; /* START went out: its answer decides between refusal and end */
-	uint8_t fence;   /* answer to START: enum fence, 0 = none yet */
+	uint8_t fence;    /* answer to START: enum fence, 0 = none yet */
 	bool setup_acked;
-	bool ending;     /* there is a reason to end */
-	bool fenced;     /* the run is no longer ours: nothing is reported */
-	bool gone;       /* keeper says that nothing of the VM is left */
-	bool is_signed;  /* the receipt's signature came, or was waited for long enough */
-	bool finished;   /* link says that the end is stored, or fenced */
+	bool ending;    /* there is a reason to end */
+	bool fenced;    /* the run is no longer ours: nothing is reported */
+	bool gone;      /* keeper says that nothing of the VM is left */
+	bool is_signed; /* the receipt's signature came, or was waited for long enough */
+	bool finished;  /* link says that the end is stored, or fenced */
 };
 
 enum run_step {

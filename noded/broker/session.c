@@ -237,9 +237,9 @@ static void step_finish(struct broker *b)
 	else
 		broker_to_link(b, RF_BL_FINISH, body.data, body.len);
 	buf_free(&body);
-	log_info("run finish run=%s code=%s cost_micros=%lld model_calls=%lld dropped_events=%llu unmetered=%u over_hold=%u", b->a.run_id,
-		errcode_text(b->code), (long long)end.cost.total, (long long)end.usage.model_calls,
-		(unsigned long long)events_dropped(b->events), b->meter.unmetered, b->meter.over_hold);
+	log_info("run finish run=%s code=%s cost_micros=%lld model_calls=%lld dropped_events=%llu unmetered=%u over_hold=%u",
+			b->a.run_id, errcode_text(b->code), (long long)end.cost.total, (long long)end.usage.model_calls,
+			(unsigned long long)events_dropped(b->events), b->meter.unmetered, b->meter.over_hold);
 }
 
 static void step_refuse(struct broker *b)
@@ -270,39 +270,20 @@ static void leave(struct broker *b)
 static void do_step(struct broker *b, enum run_step step)
 {
 	switch (step) {
-	case STEP_WAIT:
-		break;
-	case STEP_BOOT:
-		step_boot(b);
-		break;
-	case STEP_PROBE:
-		step_probe(b);
-		break;
-	case STEP_START:
-		step_start(b);
-		break;
-	case STEP_SETUP:
-		step_setup(b);
-		break;
-	case STEP_WORK:
-		step_work(b);
-		break;
-	case STEP_DESTROY:
-		step_destroy(b);
-		break;
-	case STEP_SIGN:
-		step_sign(b);
-		break;
-	case STEP_FINISH:
-		step_finish(b);
-		break;
+	case STEP_WAIT: break;
+	case STEP_BOOT: step_boot(b); break;
+	case STEP_PROBE: step_probe(b); break;
+	case STEP_START: step_start(b); break;
+	case STEP_SETUP: step_setup(b); break;
+	case STEP_WORK: step_work(b); break;
+	case STEP_DESTROY: step_destroy(b); break;
+	case STEP_SIGN: step_sign(b); break;
+	case STEP_FINISH: step_finish(b); break;
 	case STEP_REFUSE:
 		step_refuse(b);
 		leave(b);
 		break;
-	case STEP_LEAVE:
-		leave(b);
-		break;
+	case STEP_LEAVE: leave(b); break;
 	}
 }
 

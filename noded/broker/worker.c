@@ -1,7 +1,8 @@
 /*
- * Frames of the channel: what the guest says, one typed message at a time, in its order. The channel has parsed the guest's bytes, but
- * it may have been taken over by them: every frame is decoded and checked again, and is legal in its state only. Guest events that
- * the rate holds back wait here, and what came after them waits behind; the credit that is not given back meanwhile slows the guest.
+ * Frames of the channel: what the guest says, one typed message at a time, in its order. The channel has parsed the guest's bytes,
+ * but it may have been taken over by them: every frame is decoded and checked again, and is legal in its state only. Guest events
+ * that the rate holds back wait here, and what came after them waits behind; the credit that is not given back meanwhile slows the
+ * guest.
  */
 #include "broker_internal.h"
 
@@ -80,7 +81,8 @@ static void take_call(struct broker *b, const uint8_t *body, size_t n)
 	if (call.call != b->calls + 1) {
 		protocol(b, "model calls are not numbered in order");
 	} else if (call.call > b->a.max_model_calls) {
-		session_end(b, ERRCODE_MODEL_CALLS_EXCEEDED, "All of the run's %u model calls (max_model_calls) are used.", b->a.max_model_calls);
+		session_end(b, ERRCODE_MODEL_CALLS_EXCEEDED, "All of the run's %u model calls (max_model_calls) are used.",
+				b->a.max_model_calls);
 	} else {
 		b->calls = call.call;
 		b->call_stream = stream;
@@ -156,15 +158,9 @@ static void take_ordered(struct broker *b, uint8_t type, const uint8_t *body, si
 	if (b->seen.ending && type != RF_CB_EVENT)
 		return;
 	switch (type) {
-	case RF_CB_EVENT:
-		take_event(b, body, n);
-		break;
-	case RF_CB_CALL:
-		take_call(b, body, n);
-		break;
-	case RF_CB_RESULT:
-		take_result(b, body, n);
-		break;
+	case RF_CB_EVENT: take_event(b, body, n); break;
+	case RF_CB_CALL: take_call(b, body, n); break;
+	case RF_CB_RESULT: take_result(b, body, n); break;
 	case RF_CB_FATAL:
 		guest_text(body, n, text);
 		session_end(b, ERRCODE_WORKER_FAILED, "%s", text);
@@ -173,8 +169,7 @@ static void take_ordered(struct broker *b, uint8_t type, const uint8_t *body, si
 		guest_text(body, n, text);
 		protocol(b, text);
 		break;
-	default:
-		break;
+	default: break;
 	}
 }
 
@@ -249,7 +244,7 @@ static void take_hello(struct broker *b, const uint8_t *body, size_t n)
 		protocol(b, "the hello does not answer this probe");
 	else if (b->hello.protocol != GUEST_PROTOCOL)
 		session_end(b, ERRCODE_VM_START_FAILED, "The guest image speaks protocol %u, this host %d: build the image again.",
-			b->hello.protocol, GUEST_PROTOCOL);
+				b->hello.protocol, GUEST_PROTOCOL);
 	else
 		b->seen.hello = true;
 }
@@ -265,7 +260,8 @@ static void take_ack(struct broker *b, const uint8_t *body, size_t n)
 	else if (!b->files.over)
 		protocol(b, "setup acknowledged before it was whole");
 	else if (!b->ack.reseeded || !b->ack.clock_set)
-		session_end(b, ERRCODE_WORKER_FAILED, "The guest could not %s.", b->ack.reseeded ? "set its clock" : "take fresh entropy");
+		session_end(b, ERRCODE_WORKER_FAILED, "The guest could not %s.",
+				b->ack.reseeded ? "set its clock" : "take fresh entropy");
 	else
 		b->seen.setup_acked = true;
 }
@@ -308,15 +304,9 @@ void worker_frame(struct broker *b, uint8_t type, const uint8_t *body, size_t n)
 		return;
 	wire_read_init(&r, body, n);
 	switch (type) {
-	case RF_CB_VMM_UP:
-		b->seen.vmm_up = true;
-		break;
-	case RF_CB_HELLO:
-		take_hello(b, body, n);
-		break;
-	case RF_CB_SETUP_ACK:
-		take_ack(b, body, n);
-		break;
+	case RF_CB_VMM_UP: b->seen.vmm_up = true; break;
+	case RF_CB_HELLO: take_hello(b, body, n); break;
+	case RF_CB_SETUP_ACK: take_ack(b, body, n); break;
 	case RF_CB_CALL:
 	case RF_CB_EVENT:
 	case RF_CB_RESULT:
@@ -326,22 +316,14 @@ void worker_frame(struct broker *b, uint8_t type, const uint8_t *body, size_t n)
 			protocol(b, "it works before it was started");
 		break;
 	case RF_CB_FATAL:
-	case RF_CB_PROTOCOL:
-		ordered(b, type, body, n);
-		break;
-	case RF_CB_VMM_EVENT:
-		vmm_event(b, body, n);
-		break;
+	case RF_CB_PROTOCOL: ordered(b, type, body, n); break;
+	case RF_CB_VMM_EVENT: vmm_event(b, body, n); break;
 	case RF_CB_FILE_CREDIT:
 		if (b->state == RUN_SETUP)
 			files_credit(b, wire_u32(&r));
 		break;
-	case RF_CB_CONSOLE:
-		console(b, body, n);
-		break;
-	default:
-		session_end(b, ERRCODE_CHANNEL_LOST, "The channel sent a frame of unknown type %u.", type);
-		break;
+	case RF_CB_CONSOLE: console(b, body, n); break;
+	default: session_end(b, ERRCODE_CHANNEL_LOST, "The channel sent a frame of unknown type %u.", type); break;
 	}
 }
 
@@ -380,8 +362,12 @@ static bool meter_moved(void *arg)
 static int send_setup(struct broker *b, struct err *e)
 {
 	struct buf body = BUF_INIT(GUEST_SETUP_MAX);
-	struct guest_setup setup = { .real_ns = clock_real_ms() * NS_PER_MS, .shell = b->a.shell, .max_model_calls = b->a.max_model_calls,
-		.tool_timeout_ms = TOOL_TIMEOUT_MS, .prompt = b->a.prompt, .file_count = b->a.file_count };
+	struct guest_setup setup = { .real_ns = clock_real_ms() * NS_PER_MS,
+		.shell = b->a.shell,
+		.max_model_calls = b->a.max_model_calls,
+		.tool_timeout_ms = TOOL_TIMEOUT_MS,
+		.prompt = b->a.prompt,
+		.file_count = b->a.file_count };
 	int rc = -1;
 
 	setup.files = calloc(b->a.file_count + 1, sizeof(*setup.files));
@@ -413,9 +399,17 @@ static int send_setup(struct broker *b, struct err *e)
 int worker_setup(struct broker *b, struct err *e)
 {
 	struct run_secrets secrets;
-	struct model_options opt = { .base = b->base, .curl = b->curl, .a = &b->a, .key = secrets.model_key, .meter = &b->meter,
-		.compute_ms = compute_ms, .time_left_ms = time_left_ms, .meter_moved = meter_moved, .on_reply = on_reply,
-		.on_failed = on_failed, .arg = b };
+	struct model_options opt = { .base = b->base,
+		.curl = b->curl,
+		.a = &b->a,
+		.key = secrets.model_key,
+		.meter = &b->meter,
+		.compute_ms = compute_ms,
+		.time_left_ms = time_left_ms,
+		.meter_moved = meter_moved,
+		.on_reply = on_reply,
+		.on_failed = on_failed,
+		.arg = b };
 
 	if (run_secrets_decode(b->ra.secrets, b->ra.secrets_len, &secrets, e) < 0)
 		return err_wrap(e, "secrets");

@@ -132,8 +132,13 @@ void link_kill_all(struct link *l)
 
 static int take_init(struct link *l, const uint8_t *body, size_t n, struct err *e)
 {
-	struct peers_options opt = { .base = l->base, .addresses = l->init.addresses, .ca_pem = l->init.ca_pem,
-		.sign_secret = l->init.sign_secret, .node_id = l->node_id, .on_ready = on_ready, .arg = l };
+	struct peers_options opt = { .base = l->base,
+		.addresses = l->init.addresses,
+		.ca_pem = l->init.ca_pem,
+		.sign_secret = l->init.sign_secret,
+		.node_id = l->node_id,
+		.on_ready = on_ready,
+		.arg = l };
 	struct join_token token;
 
 	if (l->peers != NULL)
@@ -220,7 +225,8 @@ static void take_capacity(struct link *l, const uint8_t *body, size_t n)
 		log_error("frame malformed error=%s", e.text);
 		return;
 	}
-	if (c.free_slots > l->capacity.free_slots || c.free_memory_mib > l->capacity.free_memory_mib || c.free_vcpus > l->capacity.free_vcpus)
+	if (c.free_slots > l->capacity.free_slots || c.free_memory_mib > l->capacity.free_memory_mib ||
+			c.free_vcpus > l->capacity.free_vcpus)
 		poll_news(l);
 	l->capacity = c;
 	for (struct run_entry *run = l->runs; run != NULL; run = run->next)
@@ -300,15 +306,9 @@ static void from_broker(struct link *l, const uint8_t *body, size_t n)
 			r->run.grant = GRANT_GIVEN; /* a broker finishes only what was started; another link process asked */
 		take_end(r, rd.p, rd.left);
 		return;
-	case RF_BL_REFUSE:
-		set_refusal(r, &rd);
-		break;
-	case RF_BL_BLOB:
-		take_blob_wish(r, &rd);
-		break;
-	default:
-		log_warn("broker frame of unknown type run=%s type=%u", r->run.run_id, type);
-		break;
+	case RF_BL_REFUSE: set_refusal(r, &rd); break;
+	case RF_BL_BLOB: take_blob_wish(r, &rd); break;
+	default: log_warn("broker frame of unknown type run=%s type=%u", r->run.run_id, type); break;
 	}
 	if (rd.failed)
 		log_error("broker frame malformed run=%s type=%u", r->run.run_id, type);
@@ -367,26 +367,13 @@ static void on_frame(void *arg, uint8_t type, const uint8_t *body, size_t n, con
 			_exit(1);
 		}
 		break;
-	case RF_LINK_VM:
-		take_vm(l, body, n, fds, fd_count);
-		break;
-	case RF_LINK_CAPACITY:
-		take_capacity(l, body, n);
-		break;
-	case RF_LINK_FROM_BROKER:
-		from_broker(l, body, n);
-		break;
-	case RF_LINK_REFUSED:
-		take_refused(l, body, n);
-		break;
-	case RF_LINK_ENDED:
-		take_ended(l, body, n);
-		break;
-	case RF_LINK_GONE:
-		break; /* what is still to be said of the run is said out of its spool */
-	default:
-		log_warn("keeper frame of unknown type type=%u", type);
-		break;
+	case RF_LINK_VM: take_vm(l, body, n, fds, fd_count); break;
+	case RF_LINK_CAPACITY: take_capacity(l, body, n); break;
+	case RF_LINK_FROM_BROKER: from_broker(l, body, n); break;
+	case RF_LINK_REFUSED: take_refused(l, body, n); break;
+	case RF_LINK_ENDED: take_ended(l, body, n); break;
+	case RF_LINK_GONE: break; /* what is still to be said of the run is said out of its spool */
+	default: log_warn("keeper frame of unknown type type=%u", type); break;
 	}
 	link_pump_soon(l);
 }
@@ -401,8 +388,12 @@ static void on_end(void *arg, const struct err *e)
 int link_main(void)
 {
 	struct link l = { .node_id = "" };
-	struct framed_options opt = { .fd = LINK_FD_KEEPER, .max_frame = ROLE_FRAME_MAX, .max_queued = KEEPER_QUEUE_MAX, .on_frame = on_frame,
-		.on_end = on_end, .arg = &l };
+	struct framed_options opt = { .fd = LINK_FD_KEEPER,
+		.max_frame = ROLE_FRAME_MAX,
+		.max_queued = KEEPER_QUEUE_MAX,
+		.on_frame = on_frame,
+		.on_end = on_end,
+		.arg = &l };
 	struct err e;
 
 	(void)signal(SIGPIPE, SIG_IGN);

@@ -1,6 +1,6 @@
 /*
- * The link process: what link.c (keeper's frames), requests.c (what runs ask) and poll.c (the long poll, enrolment) share. One loop;
- * nng's threads end in peer.c.
+ * The link process: what link.c (keeper's frames), requests.c (what runs ask) and poll.c (the long poll, enrolment) share. One
+ * loop; nng's threads end in peer.c.
  */
 #ifndef LINK_INTERNAL_H
 #define LINK_INTERNAL_H
@@ -20,11 +20,11 @@
 struct run_entry {
 	struct run_entry *next;
 	struct link_run run;
-	struct spool *spool;     /* NULL until RF_LINK_VM */
+	struct spool *spool; /* NULL until RF_LINK_VM */
 	/* Counted against the free capacity until keeper's own figures have it. */
 	uint32_t memory_mib, vcpus;
-	bool pending;            /* handed to keeper, which has not said yet that it lives */
-	bool admitted;           /* it lives; its share is in the next RF_LINK_CAPACITY */
+	bool pending;  /* handed to keeper, which has not said yet that it lives */
+	bool admitted; /* it lives; its share is in the next RF_LINK_CAPACITY */
 };
 
 struct capacity {
@@ -36,27 +36,27 @@ struct capacity {
 /* A request that is out. */
 struct asked {
 	uint8_t type;
-	struct run_entry *run;   /* NULL for polls and enrolment */
+	struct run_entry *run; /* NULL for polls and enrolment */
 	int64_t sent_boot_ns;
 };
 
 struct link {
 	struct event_base *base;
 	struct framed *keeper;
-	struct peers *peers;     /* NULL until RF_LINK_INIT */
+	struct peers *peers; /* NULL until RF_LINK_INIT */
 	struct role_link_init init;
-	char node_id[ID_MAX];    /* "" until enrolled */
+	char node_id[ID_MAX]; /* "" until enrolled */
 	struct run_entry *runs;
 	uint32_t run_count;
 	struct capacity capacity;
 	bool draining;
-	uint64_t last_command;   /* highest command finished with */
+	uint64_t last_command; /* highest command finished with */
 
-	int polls;               /* out */
-	bool news;               /* something changed since the last poll was made */
+	int polls; /* out */
+	bool news; /* something changed since the last poll was made */
 	uint32_t poll_failures;
-	int64_t poll_after_ms;   /* CLOCK_BOOTTIME: no poll before */
-	int64_t news_after_ms;   /* no second poll before */
+	int64_t poll_after_ms; /* CLOCK_BOOTTIME: no poll before */
+	int64_t news_after_ms; /* no second poll before */
 	bool enrolling;
 	int64_t enrol_after_ms;
 	struct event *pump_event; /* one turn of the pump, soon */

@@ -1,9 +1,9 @@
 /*
- * Connections to the controlds (peer.h). What nng 1.5.2 needs: no resending by itself (RESENDTIME -1: a lost pipe ends its requests at
- * once), sizes bounded on both sides, receive only after the send has completed, and never nng_close on the loop.
+ * Connections to the controlds (peer.h). What nng 1.5.2 needs: no resending by itself (RESENDTIME -1: a lost pipe ends its requests
+ * at once), sizes bounded on both sides, receive only after the send has completed, and never nng_close on the loop.
  *
- * Owns the sockets, contexts and aios. A socket that was given up keeps its memory (its callbacks may still come); there are at most
- * ABANDONED_MAX of them, then the process ends and keeper starts a fresh one. VMs do not notice.
+ * Owns the sockets, contexts and aios. A socket that was given up keeps its memory (its callbacks may still come); there are at
+ * most ABANDONED_MAX of them, then the process ends and keeper starts a fresh one. VMs do not notice.
  */
 #include "peer.h"
 
@@ -21,11 +21,11 @@
 #include <sodium.h>
 #include <unistd.h>
 
-#define MESSAGE_ROOM 256           /* of nng, above LINK_MESSAGE_MAX */
+#define MESSAGE_ROOM 256 /* of nng, above LINK_MESSAGE_MAX */
 #define SEND_TIMEOUT_MS 5000
 #define CHALLENGE_TIMEOUT_MS 5000
-#define CHALLENGE_PAUSE_MS 500     /* after a challenge that was not answered */
-#define DIALER_DEAD_MS 30000       /* no pipe for this long: the dialer may have stopped for good */
+#define CHALLENGE_PAUSE_MS 500 /* after a challenge that was not answered */
+#define DIALER_DEAD_MS 30000   /* no pipe for this long: the dialer may have stopped for good */
 #define ABANDONED_MAX 64
 #define TICK_MS 250
 
@@ -38,13 +38,13 @@ struct posted {
 };
 
 struct slot {
-	struct posted posted;    /* at most once at a time */
+	struct posted posted; /* at most once at a time */
 	struct peer *peer;
 	enum slot_state state;
 	nng_ctx ctx;
 	nng_aio *aio;
-	uint32_t context;        /* its number in signatures */
-	uint64_t counter;        /* grows with each request */
+	uint32_t context; /* its number in signatures */
+	uint64_t counter; /* grows with each request */
 	uint64_t request_id;
 	uint8_t type;
 	int timeout_ms;
@@ -60,12 +60,12 @@ struct peer {
 	nng_socket socket;
 	enum peer_state state;
 	bool abandoned;
-	int pipe;                /* id of the pipe that stands; 0 = none */
+	int pipe;                 /* id of the pipe that stands; 0 = none */
 	int64_t unready_since_ms; /* CLOCK_BOOTTIME */
-	int64_t ask_after_ms;    /* no challenge before */
+	int64_t ask_after_ms;     /* no challenge before */
 	uint8_t challenge[32];
 	struct slot slots[PEER_SLOTS];
-	struct slot ask;         /* for CHALLENGE alone, so that it never waits for a slot */
+	struct slot ask; /* for CHALLENGE alone, so that it never waits for a slot */
 };
 
 struct pipe_item {
@@ -169,7 +169,8 @@ static int peer_new(struct peers *all, const char *address, struct peer **out, s
 	peer->unready_since_ms = clock_boot_ms();
 	if (!text_copy(peer->address, sizeof(peer->address), address)) {
 		free(peer);
-		return err_set(e, ERR_INVALID, "controld address \"%.40s...\" is longer than %zu bytes", address, sizeof(peer->address) - 1);
+		return err_set(e, ERR_INVALID, "controld address \"%.40s...\" is longer than %zu bytes", address,
+				sizeof(peer->address) - 1);
 	}
 	rc = nng_req0_open(&peer->socket);
 	if (rc == 0)
@@ -265,8 +266,12 @@ static void set_state(struct peer *peer, enum peer_state to)
 static bool slot_send(struct slot *s, uint8_t type, const void *body, size_t n, int timeout_ms, bool sign, void *user)
 {
 	struct peers *p = s->peer->all;
-	struct link_request r = { .type = type, .request_id = ++p->next_request_id, .context = s->context, .counter = ++s->counter,
-		.body = body, .body_len = n };
+	struct link_request r = { .type = type,
+		.request_id = ++p->next_request_id,
+		.context = s->context,
+		.counter = ++s->counter,
+		.body = body,
+		.body_len = n };
 	struct buf out = BUF_INIT(LINK_MESSAGE_MAX);
 	uint8_t message[256];
 	nng_msg *msg = NULL;
@@ -499,7 +504,9 @@ static int add_addresses(struct peers *p, struct err *e)
 		}
 		s += n + (s[n] != '\0');
 	}
-	return p->count > 0 ? 0 : err_set(e, ERR_INVALID, "no controld address is known: the join token or the key `controld` must name one");
+	return p->count > 0 ? 0
+			    : err_set(e, ERR_INVALID,
+					      "no controld address is known: the join token or the key `controld` must name one");
 }
 
 int peers_new(const struct peers_options *opt, peer_answer answer, struct peers **out, struct err *e)

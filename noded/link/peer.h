@@ -1,9 +1,11 @@
 /*
- * The connections to the controlds: one REQ socket for each address, requests over contexts, a challenge for each pipe, and a watchdog
- * that replaces a socket whose dialer stopped. One controld is the active one; when it does not answer the next that does takes over.
+ * The connections to the controlds: one REQ socket for each address, requests over contexts, a challenge for each pipe, and a
+ * watchdog that replaces a socket whose dialer stopped. One controld is the active one; when it does not answer the next that does
+ * takes over.
  *
- * Threads: nng's own threads run two kinds of callback here (pipe up or down, aio done); both only post to the inbox. Everything else
- * is on the loop's thread and never blocks. A socket that is given up is closed by a thread of its own, because nng_close may hang.
+ * Threads: nng's own threads run two kinds of callback here (pipe up or down, aio done); both only post to the inbox. Everything
+ * else is on the loop's thread and never blocks. A socket that is given up is closed by a thread of its own, because nng_close may
+ * hang.
  */
 #ifndef LINK_PEER_H
 #define LINK_PEER_H
@@ -15,7 +17,7 @@
 #include <stdint.h>
 
 #define PEER_ADDRESSES_MAX 16
-#define PEER_SLOTS 12            /* requests under way at once, polls included */
+#define PEER_SLOTS 12                                  /* requests under way at once, polls included */
 #define PEER_SERVER_NAME "controld.ephemeral.internal" /* a SAN of every controld's certificate, whatever its address */
 
 struct event_base;
@@ -23,10 +25,10 @@ struct peers;
 
 struct peers_options {
 	struct event_base *base;
-	const char *addresses;       /* "tls+tcp://host:port,..." */
+	const char *addresses; /* "tls+tcp://host:port,..." */
 	const char *ca_pem;
-	const uint8_t *sign_secret;  /* Ed25519; outlives the peers */
-	const char *node_id;         /* outlives the peers; "" until enrolled */
+	const uint8_t *sign_secret; /* Ed25519; outlives the peers */
+	const char *node_id;        /* outlives the peers; "" until enrolled */
 	/* A controld can be asked now, or a slot came free. */
 	void (*on_ready)(void *arg);
 	void *arg;

@@ -1,6 +1,6 @@
 /*
- * NEXT, the long poll: it renews the node's lease, states what is free and what is held, and brings assignments and commands. And ENROL,
- * once in a node's life. On link's loop.
+ * NEXT, the long poll: it renews the node's lease, states what is free and what is held, and brings assignments and commands. And
+ * ENROL, once in a node's life. On link's loop.
  *
  * The lease of the brokers runs from when the granted request was *sent*, less a twelfth.
  */
@@ -15,8 +15,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define POLL_GRACE_MS 10000   /* beyond the longest parking, until an answer is given up */
-#define NEWS_PAUSE_MS 20      /* between polls that only carry news */
+#define POLL_GRACE_MS 10000 /* beyond the longest parking, until an answer is given up */
+#define NEWS_PAUSE_MS 20    /* between polls that only carry news */
 #define EMPTY_SOON_NS (100 * INT64_C(1000000))
 #define EMPTY_PAUSE_MS 250
 #define REVOKED_PAUSE_MS 30000
@@ -58,7 +58,9 @@ static void fill_capacity(const struct link *l, struct link_next *m)
 
 static bool make_next(const struct link *l, struct buf *out)
 {
-	struct link_next m = { .epoch = l->init.epoch, .draining = l->draining, .last_command = l->last_command, .wait_ms = l->init.poll_ms };
+	struct link_next m = {
+		.epoch = l->init.epoch, .draining = l->draining, .last_command = l->last_command, .wait_ms = l->init.poll_ms
+	};
 
 	if (m.wait_ms > LINK_POLL_MS)
 		m.wait_ms = LINK_POLL_MS;
@@ -69,8 +71,11 @@ static bool make_next(const struct link *l, struct buf *out)
 	}
 	fill_capacity(l, &m);
 	for (const struct run_entry *r = l->runs; r != NULL && m.held_count < LINK_RUNS_MAX; r = r->next) {
-		struct link_held *h = &m.held[m.held_count++];
+		struct link_held *h;
 
+		if (r->run.over)
+			continue;
+		h = &m.held[m.held_count++];
 		memcpy(h->run_id, r->run.run_id, sizeof(h->run_id));
 		memcpy(h->token, r->run.token, TOKEN_LEN);
 		h->spent_micros = r->run.spent;
@@ -165,9 +170,7 @@ static void take_command(struct link *l, const struct link_command *c)
 	uint8_t drain = c->kind == LINK_CMD_DRAIN;
 
 	switch (c->kind) {
-	case LINK_CMD_CANCEL:
-		link_to_broker(l, c->token, RF_LB_CANCEL, NULL, 0);
-		break;
+	case LINK_CMD_CANCEL: link_to_broker(l, c->token, RF_LB_CANCEL, NULL, 0); break;
 	case LINK_CMD_KILL:
 		log_warn("controld orders a kill run=%s", c->run_id);
 		link_token_frame(l, RF_KEEPER_KILL, c->token);
@@ -181,9 +184,7 @@ static void take_command(struct link *l, const struct link_command *c)
 		l->draining = drain;
 		(void)link_to_keeper(l, RF_KEEPER_DRAIN, &drain, 1);
 		break;
-	default:
-		log_warn("command of unknown kind id=%llu kind=%u", (unsigned long long)c->id, c->kind);
-		break;
+	default: log_warn("command of unknown kind id=%llu kind=%u", (unsigned long long)c->id, c->kind); break;
 	}
 	if (c->id > l->last_command)
 		l->last_command = c->id;
@@ -247,7 +248,8 @@ static bool make_enrol(const struct link *l, struct link_enrol *m, const uint8_t
 		return false;
 	}
 	ok = text_copy(m->secret, sizeof(m->secret), token.secret) && text_copy(m->name, sizeof(m->name), l->init.name) &&
-		text_copy(m->isolation, sizeof(m->isolation), l->init.isolation) && text_copy(m->labels, sizeof(m->labels), l->init.labels);
+	     text_copy(m->isolation, sizeof(m->isolation), l->init.isolation) &&
+	     text_copy(m->labels, sizeof(m->labels), l->init.labels);
 	memcpy(m->sign_key, l->init.sign_secret + 32, 32); /* libsodium keeps the public half there */
 	memcpy(m->seal_key, l->init.seal_public, 32);
 	memcpy(m->receipt_key, l->init.receipt_public, 32);
@@ -305,7 +307,8 @@ void enrol_answer(struct link *l, const struct link_reply *reply)
 	if (reply->result != LINK_OK) {
 		wire_read_init(&r, reply->body, reply->body_len);
 		wire_str_fixed(&r, text, sizeof(text));
-		log_error("enrolment refused: make a new join token (ephemeral admin node token) text=\"%s\"", r.failed ? "" : text);
+		log_error("enrolment refused: make a new join token (ephemeral admin node token) text=\"%s\"",
+				r.failed ? "" : text);
 		return;
 	}
 	if (link_enrol_reply_decode(reply->body, reply->body_len, &m, &e) < 0 || !id_valid("node", m.node_id)) {

@@ -23,7 +23,9 @@ static bool make_events(struct run_entry *r, struct buf *out)
 	struct link_record *records = calloc(LINK_EVENTS_MAX, sizeof(*records));
 	struct buf bytes = BUF_INIT(LINK_EVENTS_BYTES_MAX);
 	size_t offsets[LINK_EVENTS_MAX];
-	struct link_events m = { .spent_micros = r->run.spent, .held_micros = r->run.held, .first_seq = r->run.next_send, .records = records };
+	struct link_events m = {
+		.spent_micros = r->run.spent, .held_micros = r->run.held, .first_seq = r->run.next_send, .records = records
+	};
 	struct spool_record record;
 	struct err e;
 	int rc = 0;
@@ -64,7 +66,8 @@ static bool make_finish(const struct run_entry *r, struct buf *out)
 	bool ok;
 
 	memcpy(m.token, r->run.token, TOKEN_LEN);
-	if (!text_copy(m.run_id, sizeof(m.run_id), r->run.run_id) || run_end_decode(r->run.finish.data, r->run.finish.len, &m.end, &e) < 0)
+	if (!text_copy(m.run_id, sizeof(m.run_id), r->run.run_id) ||
+			run_end_decode(r->run.finish.data, r->run.finish.len, &m.end, &e) < 0)
 		return false;
 	link_finish_encode(&m, out);
 	ok = !out->failed;
@@ -109,18 +112,12 @@ static bool make_start(const struct run_entry *r, struct buf *out)
 static bool make(struct run_entry *r, enum link_type type, struct buf *out)
 {
 	switch (type) {
-	case LINK_START:
-		return make_start(r, out);
-	case LINK_EVENTS:
-		return make_events(r, out);
-	case LINK_FINISH:
-		return make_finish(r, out);
-	case LINK_REFUSE:
-		return make_refuse(r, out);
-	case LINK_BLOB:
-		return make_blob(r, out);
-	default:
-		return false;
+	case LINK_START: return make_start(r, out);
+	case LINK_EVENTS: return make_events(r, out);
+	case LINK_FINISH: return make_finish(r, out);
+	case LINK_REFUSE: return make_refuse(r, out);
+	case LINK_BLOB: return make_blob(r, out);
+	default: return false;
 	}
 }
 
@@ -247,7 +244,7 @@ static void refused(struct link *l, struct run_entry *r, const struct link_reply
 	wire_read_init(&rd, reply->body, reply->body_len);
 	wire_str_fixed(&rd, text, sizeof(text));
 	log_error("controld refused a request run=%s type=%u result=%u text=\"%s\"", r->run.run_id, reply->type, reply->result,
-		rd.failed ? "" : text);
+			rd.failed ? "" : text);
 	link_run_rejected(&r->run, &f);
 	carry_out(l, r, &f);
 }

@@ -148,17 +148,10 @@ void link_run_answered(struct link_run *r, uint8_t fence, uint64_t expected_seq,
 		r->grant = GRANT_GIVEN;
 		out->started = true;
 		break;
-	case LINK_EVENTS:
-		events_answered(r, fence, expected_seq, now_ms, out);
-		break;
-	case LINK_FINISH:
-		finish_answered(r, fence, expected_seq, now_ms, out);
-		break;
-	case LINK_REFUSE:
-		end_of_run(r, out);
-		break;
-	default:
-		break;
+	case LINK_EVENTS: events_answered(r, fence, expected_seq, now_ms, out); break;
+	case LINK_FINISH: finish_answered(r, fence, expected_seq, now_ms, out); break;
+	case LINK_REFUSE: end_of_run(r, out); break;
+	default: break;
 	}
 }
 

@@ -1,6 +1,6 @@
 /*
- * What link knows of one run, what it wants to ask next for it, and what an answer changes. Pure: no socket, no clock of its own, so
- * that every path is tested by table. One request at a time for each run; events in order of seq; START before events, events
+ * What link knows of one run, what it wants to ask next for it, and what an answer changes. Pure: no socket, no clock of its own,
+ * so that every path is tested by table. One request at a time for each run; events in order of seq; START before events, events
  * before FINISH; nothing after the run's fence said stale or unknown.
  */
 #ifndef LINK_RUNS_H
@@ -14,9 +14,9 @@
 #include <stdint.h>
 
 enum run_grant {
-	GRANT_NONE,    /* START was not asked for */
-	GRANT_WANTED,  /* the broker asked; no answer yet */
-	GRANT_GIVEN,   /* applied, or the run was already on its way when this link process began */
+	GRANT_NONE,   /* START was not asked for */
+	GRANT_WANTED, /* the broker asked; no answer yet */
+	GRANT_GIVEN,  /* applied, or the run was already on its way when this link process began */
 };
 
 struct link_run {
@@ -42,12 +42,12 @@ struct link_run {
 	uint8_t blob_sha[SHA256_LEN];
 	uint64_t blob_offset;
 
-	uint8_t under_way;   /* enum link_type of the request that is out; 0 = none */
-	uint64_t sent_last;  /* of an EVENTS request that is out: its last seq */
-	uint32_t failures;   /* in a row, for the pause before the next try */
+	uint8_t under_way;     /* enum link_type of the request that is out; 0 = none */
+	uint64_t sent_last;    /* of an EVENTS request that is out: its last seq */
+	uint32_t failures;     /* in a row, for the pause before the next try */
 	int64_t not_before_ms; /* CLOCK_BOOTTIME */
-	uint32_t stuck;      /* answers in a row that moved nothing on */
-	bool over;           /* answered to the end: the entry can go */
+	uint32_t stuck;        /* answers in a row that moved nothing on */
+	bool over;             /* answered to the end: the entry can go */
 };
 
 void link_run_init(struct link_run *r, const char *run_id, const uint8_t token[TOKEN_LEN]);
@@ -58,11 +58,11 @@ enum link_type link_run_want(const struct link_run *r, int64_t now_ms);
 
 /* What the rest of link must do about an answer. */
 struct link_effect {
-	bool started;        /* tell the broker RF_LB_STARTED with `fence` */
-	bool finished;       /* tell the broker RF_LB_FINISHED with `fence` */
-	bool kill;           /* tell keeper: fenced */
-	bool done;           /* tell keeper: nothing more to report of this run */
-	uint64_t acked;      /* not 0: tell the broker that events up to here are stored */
+	bool started;   /* tell the broker RF_LB_STARTED with `fence` */
+	bool finished;  /* tell the broker RF_LB_FINISHED with `fence` */
+	bool kill;      /* tell keeper: fenced */
+	bool done;      /* tell keeper: nothing more to report of this run */
+	uint64_t acked; /* not 0: tell the broker that events up to here are stored */
 	uint8_t fence;
 };
 

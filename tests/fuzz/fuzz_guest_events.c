@@ -38,11 +38,8 @@ static void one(struct guest_tails *t, const uint8_t *p, size_t n)
 		must(event_type_allows(type, EVENT_GUEST));
 		is_object(&data);
 		break;
-	case GUEST_JSON_NOTHING:
-		break;
-	case GUEST_JSON_FAILED:
-		must(false);
-		break;
+	case GUEST_JSON_NOTHING: break;
+	case GUEST_JSON_FAILED: must(false); break;
 	}
 	buf_free(&data);
 }

@@ -18,7 +18,11 @@
 
 static struct guest_event output_of(const char *bytes, size_t n, uint8_t stream)
 {
-	return (struct guest_event){ .kind = GE_SHELL_OUTPUT, .call_id = "c", .text = (const uint8_t *)bytes, .text_len = n, .stream = stream,
+	return (struct guest_event){ .kind = GE_SHELL_OUTPUT,
+		.call_id = "c",
+		.text = (const uint8_t *)bytes,
+		.text_len = n,
+		.stream = stream,
 		.bytes = -1 };
 }
 
@@ -75,12 +79,16 @@ static void test_kinds(void **state)
 	expect_data(&t, &g, EV_SHELL_OUTPUT, "{\"call_id\":\"c\",\"stream\":\"stderr\",\"base64\":\"//4=\"}");
 	g = output_of("a\0b", 3, 1);
 	expect_data(&t, &g, EV_SHELL_OUTPUT, "{\"call_id\":\"c\",\"stream\":\"stdout\",\"base64\":\"YQBi\"}");
-	g = (struct guest_event){ .kind = GE_SHELL_STARTED, .call_id = "c\x1b", .text = (const uint8_t *)"ls \"x\"", .text_len = 6 };
+	g = (struct guest_event){
+		.kind = GE_SHELL_STARTED, .call_id = "c\x1b", .text = (const uint8_t *)"ls \"x\"", .text_len = 6
+	};
 	expect_data(&t, &g, EV_SHELL_STARTED, "{\"call_id\":\"c\\\\x1b\",\"command\":\"ls \\\"x\\\"\"}");
 	g = (struct guest_event){ .kind = GE_SHELL_EXITED, .call_id = "c", .code = 3, .duration_ms = 12, .cut_bytes = UINT64_MAX };
-	expect_data(&t, &g, EV_SHELL_EXITED, "{\"call_id\":\"c\",\"exit_code\":3,\"duration_ms\":12,\"cut_bytes\":9223372036854775807}");
+	expect_data(&t, &g, EV_SHELL_EXITED,
+			"{\"call_id\":\"c\",\"exit_code\":3,\"duration_ms\":12,\"cut_bytes\":9223372036854775807}");
 	g = (struct guest_event){ .kind = GE_SHELL_EXITED, .call_id = "c", .code = 9, .has_signal = true, .timed_out = true };
-	expect_data(&t, &g, EV_SHELL_EXITED, "{\"call_id\":\"c\",\"signal\":9,\"duration_ms\":0,\"cut_bytes\":0,\"timed_out\":true}");
+	expect_data(&t, &g, EV_SHELL_EXITED,
+			"{\"call_id\":\"c\",\"signal\":9,\"duration_ms\":0,\"cut_bytes\":0,\"timed_out\":true}");
 	g = (struct guest_event){ .kind = GE_TOOL_CALLED, .call_id = "c", .name = "read_file", .path = "a/b", .bytes = 7 };
 	expect_data(&t, &g, EV_TOOL_CALLED, "{\"call_id\":\"c\",\"tool\":\"read_file\",\"path\":\"a/b\",\"bytes\":7}");
 	g = (struct guest_event){ .kind = GE_NOTE, .text = (const uint8_t *)"n", .text_len = 1 };
@@ -112,8 +120,12 @@ static void appended(void *arg, uint64_t seq)
 
 static void rig_start(struct rig *r, uint64_t first_seq)
 {
-	struct spool_head head = { .run_id = "run_0123456789abcdef0123456789abcdef", .first_seq = first_seq, .queued_at_ms = 1700000000000 };
-	struct events_options opt = { .meter = meter, .appended = appended, .age_ms = 500, .received_boot_ns = clock_boot_ns(), .arg = r };
+	struct spool_head head = {
+		.run_id = "run_0123456789abcdef0123456789abcdef", .first_seq = first_seq, .queued_at_ms = 1700000000000
+	};
+	struct events_options opt = {
+		.meter = meter, .appended = appended, .age_ms = 500, .received_boot_ns = clock_boot_ns(), .arg = r
+	};
 	int fd = memfd_create("spool", MFD_CLOEXEC);
 	struct err e;
 
@@ -181,7 +193,8 @@ static int64_t data_int(struct spool *s, uint64_t seq, const char *key)
 	return n;
 }
 
-/* Above the run's count what the guest says is counted, said once at the beginning and once with the sums; host and end still fit. */
+/* Above the run's count what the guest says is counted, said once at the beginning and once with the sums; host and end still fit.
+ */
 static void test_count_bound(void **state)
 {
 	struct guest_event g = output_of("x", 1, 1);
@@ -265,8 +278,13 @@ static void test_worst_text(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_text_in_pieces), cmocka_unit_test(test_kinds), cmocka_unit_test(test_time), cmocka_unit_test(test_bucket),
-		cmocka_unit_test(test_count_bound), cmocka_unit_test(test_bytes_bound), cmocka_unit_test(test_worst_text),
+		cmocka_unit_test(test_text_in_pieces),
+		cmocka_unit_test(test_kinds),
+		cmocka_unit_test(test_time),
+		cmocka_unit_test(test_bucket),
+		cmocka_unit_test(test_count_bound),
+		cmocka_unit_test(test_bytes_bound),
+		cmocka_unit_test(test_worst_text),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

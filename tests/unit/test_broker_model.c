@@ -39,14 +39,15 @@ static void test_request_golden(void **state)
 	prefix = b.len;
 	assert_true(model_request_tail(LIMIT_MAX_COMPLETION_TOKENS, 77, &b));
 	assert_true(b.len - prefix <= MODEL_TAIL_MAX);
-	assert_string_equal(buf_cstr(&b),
-		"{\"model\":\"m-1\",\"stream\":true,\"stream_options\":{\"include_usage\":true},\"store\":false,\"messages\":["
-		"{\"role\":\"system\",\"content\":\"sys\"},"
-		"{\"role\":\"user\",\"content\":\"say \\\"hi\\\"\\n\"},"
-		"{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"id\":\"call_1\",\"type\":\"function\",\"function\":"
-		"{\"name\":\"shell\",\"arguments\":\"{\\\"command\\\":\\\"ls\\\"}\"}}]},"
-		"{\"role\":\"tool\",\"tool_call_id\":\"call_1\",\"content\":\"out\"}"
-		"],\"max_completion_tokens\":77}");
+	assert_string_equal(buf_cstr(&b), "{\"model\":\"m-1\",\"stream\":true,\"stream_options\":{\"include_usage\":true},"
+					  "\"store\":false,\"messages\":["
+					  "{\"role\":\"system\",\"content\":\"sys\"},"
+					  "{\"role\":\"user\",\"content\":\"say \\\"hi\\\"\\n\"},"
+					  "{\"role\":\"assistant\",\"content\":null,\"tool_calls\":[{\"id\":\"call_1\",\"type\":"
+					  "\"function\",\"function\":"
+					  "{\"name\":\"shell\",\"arguments\":\"{\\\"command\\\":\\\"ls\\\"}\"}}]},"
+					  "{\"role\":\"tool\",\"tool_call_id\":\"call_1\",\"content\":\"out\"}"
+					  "],\"max_completion_tokens\":77}");
 	assert_int_equal(json_parse((char *)b.data, b.len, &v, &e), 0);
 	json_free(v);
 	/* A shorter conversation is a prefix of the longer one, up to a comma. */
@@ -107,17 +108,28 @@ static void test_request_refused(void **state)
 
 /* --- replies ----------------------------------------------------------------------------------------------------------------- */
 
-static const char stream_text[] =
-	": comment\r\n\r\n"
-	"data: {\"id\":\"x\",\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"gr\xc3\xbc\"},\"finish_reason\":null}],\"usage\":null}\r\n\r\n"
-	"data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"\\u00df e\"}}]}\n\n"
-	"data: {\"choices\":[{\"index\":0,\"delta\":{\"tool_calls\":[{\"index\":0,\"id\":\"a1\",\"type\":\"function\",\"function\":{\"name\":\"shell\",\"arguments\":\"\"}}]}}]}\n\n"
-	"data: {\"choices\":[{\"index\":0,\"delta\":{\"tool_calls\":[{\"index\":0,\"function\":{\"arguments\":\"{\\\"com\"}}]}}]}\n\n"
-	"data: {\"choices\":[{\"index\":0,\"delta\":{\"tool_calls\":[{\"index\":0,\"function\":{\"arguments\":\"mand\\\":1}\"}}]}}]}\n\n"
-	"data: {\"choices\":[{\"index\":0,\"delta\":{\"tool_calls\":[{\"index\":1,\"function\":{\"name\":\"list_files\",\"arguments\":\"{}\"}}]}}]}\n\n"
-	"data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"tool_calls\"}]}\n\n"
-	"data: {\"choices\":[],\"usage\":{\"prompt_tokens\":120,\"completion_tokens\":30,\"prompt_tokens_details\":{\"cached_tokens\":64}}}\n\n"
-	"data: [DONE]\n\n";
+static const char stream_text[] = ": comment\r\n\r\n"
+				  "data: "
+				  "{\"id\":\"x\",\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":"
+				  "\"gr\xc3\xbc\"},\"finish_reason\":null}],\"usage\":null}\r\n\r\n"
+				  "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"\\u00df e\"}}]}\n\n"
+				  "data: "
+				  "{\"choices\":[{\"index\":0,\"delta\":{\"tool_calls\":[{\"index\":0,\"id\":\"a1\",\"type\":"
+				  "\"function\",\"function\":{\"name\":\"shell\",\"arguments\":\"\"}}]}}]}\n\n"
+				  "data: "
+				  "{\"choices\":[{\"index\":0,\"delta\":{\"tool_calls\":[{\"index\":0,\"function\":{\"arguments\":"
+				  "\"{\\\"com\"}}]}}]}\n\n"
+				  "data: "
+				  "{\"choices\":[{\"index\":0,\"delta\":{\"tool_calls\":[{\"index\":0,\"function\":{\"arguments\":"
+				  "\"mand\\\":1}\"}}]}}]}\n\n"
+				  "data: "
+				  "{\"choices\":[{\"index\":0,\"delta\":{\"tool_calls\":[{\"index\":1,\"function\":{\"name\":"
+				  "\"list_files\",\"arguments\":\"{}\"}}]}}]}\n\n"
+				  "data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"tool_calls\"}]}\n\n"
+				  "data: "
+				  "{\"choices\":[],\"usage\":{\"prompt_tokens\":120,\"completion_tokens\":30,\"prompt_tokens_"
+				  "details\":{\"cached_tokens\":64}}}\n\n"
+				  "data: [DONE]\n\n";
 
 static void reply_is_whole(struct model_stream *s)
 {
@@ -188,8 +200,10 @@ static void test_stream_ends_anywhere(void **state)
 
 static void test_whole_answer(void **state)
 {
-	static const char body[] = "\n {\"choices\":[{\"message\":{\"content\":\"hi\",\"tool_calls\":[{\"id\":\"z\",\"function\":{\"name\":\"f\",\"arguments\":\"{}\"}}]},"
-		"\"finish_reason\":\"stop\"}],\"usage\":{\"prompt_tokens\":5,\"completion_tokens\":2}}";
+	static const char body[] = "\n "
+				   "{\"choices\":[{\"message\":{\"content\":\"hi\",\"tool_calls\":[{\"id\":\"z\",\"function\":{"
+				   "\"name\":\"f\",\"arguments\":\"{}\"}}]},"
+				   "\"finish_reason\":\"stop\"}],\"usage\":{\"prompt_tokens\":5,\"completion_tokens\":2}}";
 	struct meter_tokens t;
 	struct model_reply r;
 	struct err e;
@@ -199,7 +213,9 @@ static void test_whole_answer(void **state)
 		struct model_stream *s = model_stream_new();
 
 		assert_int_equal(model_stream_feed(s, body, cut, &e), 0);
-		assert_int_equal(model_stream_feed(s, body + cut, sizeof(body) - 1 - (cut < sizeof(body) - 1 ? cut : sizeof(body) - 1), &e), 0);
+		assert_int_equal(model_stream_feed(s, body + cut,
+						 sizeof(body) - 1 - (cut < sizeof(body) - 1 ? cut : sizeof(body) - 1), &e),
+				0);
 		assert_int_equal(model_stream_end(s, &e), 0);
 		assert_true(model_stream_usage(s, &t));
 		assert_int_equal(t.cached, 0);
@@ -224,9 +240,11 @@ static struct model_stream *fed(const char *text)
 /* A tool call cut by the token limit is left out and said; whole ones before it stay. */
 static void test_length_cuts_a_call(void **state)
 {
-	struct model_stream *s = fed(
-		"data: {\"choices\":[{\"delta\":{\"content\":\"so\",\"tool_calls\":[{\"index\":0,\"id\":\"a\",\"function\":{\"name\":\"f\",\"arguments\":\"{}\"}},"
-		"{\"index\":1,\"id\":\"b\",\"function\":{\"name\":\"g\",\"arguments\":\"{\\\"x\"}}]},\"finish_reason\":\"length\"}]}\n\n");
+	struct model_stream *s = fed("data: "
+				     "{\"choices\":[{\"delta\":{\"content\":\"so\",\"tool_calls\":[{\"index\":0,\"id\":\"a\","
+				     "\"function\":{\"name\":\"f\",\"arguments\":\"{}\"}},"
+				     "{\"index\":1,\"id\":\"b\",\"function\":{\"name\":\"g\",\"arguments\":\"{\\\"x\"}}]},\"finish_"
+				     "reason\":\"length\"}]}\n\n");
 	struct model_reply r;
 	struct err e;
 
@@ -243,8 +261,11 @@ static void test_length_cuts_a_call(void **state)
 
 static void test_finish_reasons(void **state)
 {
-	static const struct { const char *text; enum model_finish want; } rows[] = { { "stop", FINISH_STOP }, { "length", FINISH_LENGTH },
-		{ "content_filter", FINISH_FILTER }, { "function_call", FINISH_TOOL_CALLS }, { "eos", FINISH_OTHER } };
+	static const struct {
+		const char *text;
+		enum model_finish want;
+	} rows[] = { { "stop", FINISH_STOP }, { "length", FINISH_LENGTH }, { "content_filter", FINISH_FILTER },
+		{ "function_call", FINISH_TOOL_CALLS }, { "eos", FINISH_OTHER } };
 	char text[256];
 	struct model_reply r;
 	struct err e;
@@ -253,7 +274,9 @@ static void test_finish_reasons(void **state)
 	for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
 		struct model_stream *s;
 
-		assert_true(text_fmt(text, sizeof(text), "data: {\"choices\":[{\"delta\":{\"content\":\"x\"},\"finish_reason\":\"%s\"}]}\n\n", rows[i].text));
+		assert_true(text_fmt(text, sizeof(text),
+				"data: {\"choices\":[{\"delta\":{\"content\":\"x\"},\"finish_reason\":\"%s\"}]}\n\n",
+				rows[i].text));
 		s = fed(text);
 		assert_int_equal(model_stream_end(s, &e), 0);
 		assert_int_equal(model_stream_take(s, 1, &r, &e), 0);
@@ -266,10 +289,14 @@ static void test_finish_reasons(void **state)
 static void test_bad_streams(void **state)
 {
 	static const char *const rows[] = {
-		"data: {\"choices\":[}\n\n", "data: []\n\n", "data: {\"choices\":[{\"delta\":{\"content\":5}}]}\n\n",
-		"data: {\"error\":{\"message\":\"overloaded\"}}\n\n", "data: {\"choices\":[{\"delta\":{\"tool_calls\":[{\"index\":64,\"id\":\"a\"}]}}]}\n\n",
+		"data: {\"choices\":[}\n\n",
+		"data: []\n\n",
+		"data: {\"choices\":[{\"delta\":{\"content\":5}}]}\n\n",
+		"data: {\"error\":{\"message\":\"overloaded\"}}\n\n",
+		"data: {\"choices\":[{\"delta\":{\"tool_calls\":[{\"index\":64,\"id\":\"a\"}]}}]}\n\n",
 		"data: {\"choices\":[{\"delta\":{\"tool_calls\":[{\"index\":-1,\"id\":\"a\"}]}}]}\n\n",
-		"data: {\"a\":1,\"a\":2}\n\n", "data: {\"choices\":[{\"delta\":{\"content\":\"\\ud800\"}}]}\n\n",
+		"data: {\"a\":1,\"a\":2}\n\n",
+		"data: {\"choices\":[{\"delta\":{\"content\":\"\\ud800\"}}]}\n\n",
 		"data: {\"choices\":[{\"delta\":{\"tool_calls\":[{\"index\":0,\"id\":7}]}}]}\n\n",
 	};
 	struct err e;
@@ -334,7 +361,9 @@ static void test_usage_that_makes_no_sense(void **state)
 
 static void test_error_text(void **state)
 {
-	static const struct { const char *body, *text, *param; } rows[] = {
+	static const struct {
+		const char *body, *text, *param;
+	} rows[] = {
 		{ "{\"error\":{\"message\":\"no\",\"param\":\"max_tokens\"}}", "no", "max_tokens" },
 		{ "{\"error\":\"flat\"}", "flat", "" },
 		{ "{\"message\":\"top\"}", "top", "" },
@@ -359,10 +388,18 @@ static void test_error_text(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_request_golden), cmocka_unit_test(test_request_tools), cmocka_unit_test(test_request_refused),
-		cmocka_unit_test(test_stream_at_every_cut), cmocka_unit_test(test_stream_ends_anywhere), cmocka_unit_test(test_whole_answer),
-		cmocka_unit_test(test_length_cuts_a_call), cmocka_unit_test(test_finish_reasons), cmocka_unit_test(test_bad_streams),
-		cmocka_unit_test(test_bounds), cmocka_unit_test(test_usage_that_makes_no_sense), cmocka_unit_test(test_error_text),
+		cmocka_unit_test(test_request_golden),
+		cmocka_unit_test(test_request_tools),
+		cmocka_unit_test(test_request_refused),
+		cmocka_unit_test(test_stream_at_every_cut),
+		cmocka_unit_test(test_stream_ends_anywhere),
+		cmocka_unit_test(test_whole_answer),
+		cmocka_unit_test(test_length_cuts_a_call),
+		cmocka_unit_test(test_finish_reasons),
+		cmocka_unit_test(test_bad_streams),
+		cmocka_unit_test(test_bounds),
+		cmocka_unit_test(test_usage_that_makes_no_sense),
+		cmocka_unit_test(test_error_text),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

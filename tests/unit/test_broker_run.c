@@ -11,11 +11,18 @@
 
 #include <cmocka.h>
 
-#define SEEN(...) { .assigned = true, __VA_ARGS__ }
+#define SEEN(...)                                                                                                                  \
+	{                                                                                                                          \
+		.assigned = true, __VA_ARGS__                                                                                      \
+	}
 
 static void test_decisions(void **state)
 {
-	static const struct { enum run_state from; struct run_seen seen; enum run_step want; } rows[] = {
+	static const struct {
+		enum run_state from;
+		struct run_seen seen;
+		enum run_step want;
+	} rows[] = {
 		{ RUN_NEW, { .assigned = false }, STEP_WAIT },
 		{ RUN_NEW, { .assigned = false, .ending = true }, STEP_WAIT },
 		{ RUN_NEW, SEEN(.ending = false), STEP_BOOT },
@@ -54,8 +61,8 @@ static void test_decisions(void **state)
 	(void)state;
 	for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
 		if (run_next(rows[i].from, &rows[i].seen) != rows[i].want)
-			fail_msg("row %zu: %s gives %s, not %s", i, run_state_name(rows[i].from), run_step_name(run_next(rows[i].from, &rows[i].seen)),
-				run_step_name(rows[i].want));
+			fail_msg("row %zu: %s gives %s, not %s", i, run_state_name(rows[i].from),
+					run_step_name(run_next(rows[i].from, &rows[i].seen)), run_step_name(rows[i].want));
 }
 
 /* Every set of facts in every state: the step is legal, hand-over needs a grant, and nothing is reported before the VM is gone. */
@@ -65,9 +72,17 @@ static void test_all_facts(void **state)
 	for (int s = 0; s < RUN_STATES; s++) {
 		for (unsigned bits = 0; bits < 1024; bits++) {
 			for (uint8_t fence = 0; fence <= FENCE_GAP; fence++) {
-				struct run_seen seen = { .assigned = bits & 1, .vmm_up = bits & 2, .hello = bits & 4, .setup_acked = bits & 8,
-					.ending = bits & 16, .fenced = bits & 32, .gone = bits & 64, .is_signed = bits & 128, .finished = bits & 256,
-					.start_asked = bits & 512, .fence = fence };
+				struct run_seen seen = { .assigned = bits & 1,
+					.vmm_up = bits & 2,
+					.hello = bits & 4,
+					.setup_acked = bits & 8,
+					.ending = bits & 16,
+					.fenced = bits & 32,
+					.gone = bits & 64,
+					.is_signed = bits & 128,
+					.finished = bits & 256,
+					.start_asked = bits & 512,
+					.fence = fence };
 				enum run_step step = run_next((enum run_state)s, &seen);
 				enum run_state to = run_step_state((enum run_state)s, step);
 
@@ -99,7 +114,8 @@ static void test_tables(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = { cmocka_unit_test(test_decisions), cmocka_unit_test(test_all_facts), cmocka_unit_test(test_tables) };
+	const struct CMUnitTest tests[] = { cmocka_unit_test(test_decisions), cmocka_unit_test(test_all_facts),
+		cmocka_unit_test(test_tables) };
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,7 @@
 /* link: ephproto ephproto_link ephloop_event ephloop_curl EPH::sodium EPH::event EPH::curl */
-/* sources: noded/spool.c noded/broker/broker.c noded/broker/session.c noded/broker/worker.c noded/broker/files.c noded/broker/run.c noded/broker/events.c noded/broker/guest_json.c noded/broker/meter.c noded/broker/model.c noded/broker/model_request.c noded/broker/model_stream.c */
+/* sources: noded/spool.c noded/broker/broker.c noded/broker/session.c noded/broker/worker.c noded/broker/files.c noded/broker/run.c
+ * noded/broker/events.c noded/broker/guest_json.c noded/broker/meter.c noded/broker/model.c noded/broker/model_request.c
+ * noded/broker/model_stream.c */
 /*
  * The broker process for real: this test plays keeper, link, channel and guest over its socketpairs, and a provider over HTTP on
  * loopback in a process of its own. Each way a run can end, what it costs, what stands in the spool.
@@ -41,7 +43,8 @@
 #define SSE_HEAD "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 #define CHUNK(text) "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"" text "\"},\"finish_reason\":null}]}\n\n"
 #define STOP "data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]}\n\n"
-#define USAGE(in, cached, out) "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":" #in ",\"completion_tokens\":" #out \
+#define USAGE(in, cached, out)                                                                                                     \
+	"data: {\"choices\":[],\"usage\":{\"prompt_tokens\":" #in ",\"completion_tokens\":" #out                                   \
 	",\"prompt_tokens_details\":{\"cached_tokens\":" #cached "}}}\n\n"
 #define DONE "data: [DONE]\n\n"
 #define HELLO_REPLY SSE_HEAD CHUNK("hel") CHUNK("lo") STOP USAGE(20, 5, 3) DONE
@@ -102,7 +105,8 @@ static void serve_one(int fd, struct shared *shared, const char *answer, int spo
 /* Answers the n-th request with the n-th answer; after the last one it hangs up. */
 static struct provider provider_start(const char *const *answers, int spool_fd)
 {
-	struct provider p = { .shared = mmap(NULL, sizeof(struct shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0) };
+	struct provider p = { .shared = mmap(NULL, sizeof(struct shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
+					      0) };
 	struct sockaddr_in a = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	socklen_t len = sizeof(a);
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -214,11 +218,28 @@ struct rig {
 static void rig_defaults(struct rig *r)
 {
 	*r = (struct rig){ .lease_ms = 60000, .boot_ms = 10000, .next_call = 1 };
-	r->a = (struct assignment){ .run_id = RUN, .attempt = 1, .queued_at_ms = 1700000000000, .age_ms = 700, .next_seq = 3, .timeout_s = 60,
-		.max_model_calls = 5, .memory_mib = 512, .vcpus = 1, .shell = true, .cap_micros = 40000, .prompt = (char *)(uintptr_t)"do it",
+	r->a = (struct assignment){ .run_id = RUN,
+		.attempt = 1,
+		.queued_at_ms = 1700000000000,
+		.age_ms = 700,
+		.next_seq = 3,
+		.timeout_s = 60,
+		.max_model_calls = 5,
+		.memory_mib = 512,
+		.vcpus = 1,
+		.shell = true,
+		.cap_micros = 40000,
+		.prompt = (char *)(uintptr_t) "do it",
 		.price = { .run_fee = 10, .input = 3000000, .cached_input = 300000, .output = 15000000, .compute = 200000 },
-		.model = { .id = "test/model", .upstream = "model-1", .any_address = true, .limit_param = LIMIT_MAX_COMPLETION_TOKENS,
-			.max_output_tokens = 1000, .min_output_tokens = 16, .tokens_per_byte_milli = 1000, .overhead_tokens = 20, .call_timeout_ms = 5000 } };
+		.model = { .id = "test/model",
+				.upstream = "model-1",
+				.any_address = true,
+				.limit_param = LIMIT_MAX_COMPLETION_TOKENS,
+				.max_output_tokens = 1000,
+				.min_output_tokens = 16,
+				.tokens_per_byte_milli = 1000,
+				.overhead_tokens = 20,
+				.call_timeout_ms = 5000 } };
 	memset(r->a.token, 3, TOKEN_LEN);
 	memset(r->a.prev_hash, 8, EVENT_HASH_LEN);
 }
@@ -239,8 +260,12 @@ static void broker_child(int keeper, int channel, int spool, int killer)
 
 static void rig_start(struct rig *r, const char *const *answers)
 {
-	struct spool_head head = { .run_id = RUN, .attempt = 1, .queued_at_ms = r->a.queued_at_ms, .age_ms = r->a.age_ms,
-		.first_seq = r->a.next_seq, .cap_micros = r->a.cap_micros };
+	struct spool_head head = { .run_id = RUN,
+		.attempt = 1,
+		.queued_at_ms = r->a.queued_at_ms,
+		.age_ms = r->a.age_ms,
+		.first_seq = r->a.next_seq,
+		.cap_micros = r->a.cap_micros };
 	int keeper[2], channel[2];
 	struct err e;
 
@@ -269,8 +294,13 @@ static void give_assignment(struct rig *r)
 {
 	struct buf a = BUF_INIT(ASSIGNMENT_MAX), s = BUF_INIT(4096), body = BUF_INIT(ROLE_FRAME_MAX);
 	struct run_secrets secrets = { .model_key = "sk-canary-7f3a" };
-	struct role_broker_assign ra = { .received_boot_ns = clock_boot_ns(), .boot_deadline_ms = r->boot_ms, .image = "debian-12",
-		.vmm = "qemu 7.2", .isolation = "emulated", .jail = "full", .start_mode = "cold" };
+	struct role_broker_assign ra = { .received_boot_ns = clock_boot_ns(),
+		.boot_deadline_ms = r->boot_ms,
+		.image = "debian-12",
+		.vmm = "qemu 7.2",
+		.isolation = "emulated",
+		.jail = "full",
+		.start_mode = "cold" };
 
 	assignment_encode(&r->a, &a);
 	run_secrets_encode(&secrets, &s);
@@ -366,7 +396,9 @@ static void hello(struct rig *r)
 
 static void ack(struct rig *r)
 {
-	struct guest_setup_ack m = { .reseeded = true, .clock_set = true, .workdir = "/tmp/ephemeral-run-abcdef/scratch", .boot_id = "1-2-3" };
+	struct guest_setup_ack m = {
+		.reseeded = true, .clock_set = true, .workdir = "/tmp/ephemeral-run-abcdef/scratch", .boot_id = "1-2-3"
+	};
 	struct buf b = BUF_INIT(4096);
 
 	guest_setup_ack_encode(&m, &b);
@@ -409,8 +441,10 @@ static void to_work(struct rig *r)
 
 static void call_model(struct rig *r, const char *text)
 {
-	struct model_message m[2] = { { .role = ROLE_SYSTEM, .content = (char *)(uintptr_t)"be brief", .tool_call_id = (char *)(uintptr_t)"" },
-		{ .role = ROLE_USER, .content = (char *)(uintptr_t)text, .tool_call_id = (char *)(uintptr_t)"" } };
+	struct model_message m[2] = {
+		{ .role = ROLE_SYSTEM, .content = (char *)(uintptr_t) "be brief", .tool_call_id = (char *)(uintptr_t) "" },
+		{ .role = ROLE_USER, .content = (char *)(uintptr_t)text, .tool_call_id = (char *)(uintptr_t) "" }
+	};
 	struct model_call c = { .call = r->next_call++, .tools = TOOL_BIT(TOOL_SHELL), .messages = m, .message_count = 2 };
 	struct buf b = BUF_INIT(MODEL_CALL_BYTES_MAX);
 
@@ -650,7 +684,8 @@ static void test_cut_twice(void **state)
 
 static void test_provider_refuses(void **state)
 {
-	const char *answers[] = { "HTTP/1.1 401 No\r\nConnection: close\r\n\r\n{\"error\":{\"message\":\"bad \\u001b[31mkey\"}}", NULL };
+	const char *answers[] = { "HTTP/1.1 401 No\r\nConnection: close\r\n\r\n{\"error\":{\"message\":\"bad \\u001b[31mkey\"}}",
+		NULL };
 	struct rig r;
 
 	(void)state;
@@ -669,9 +704,11 @@ static void test_provider_refuses(void **state)
 
 static void test_limit_param_learned(void **state)
 {
-	const char *answers[] = { "HTTP/1.1 400 Bad\r\nConnection: close\r\n\r\n"
+	const char *answers[] = {
+		"HTTP/1.1 400 Bad\r\nConnection: close\r\n\r\n"
 		"{\"error\":{\"message\":\"Unsupported parameter: use 'max_tokens' instead\",\"param\":\"max_completion_tokens\"}}",
-		HELLO_REPLY, HELLO_REPLY, NULL };
+		HELLO_REPLY, HELLO_REPLY, NULL
+	};
 	struct rig r;
 
 	(void)state;
@@ -906,8 +943,16 @@ static void test_channel_goes_away(void **state)
 
 static void test_protocol_errors(void **state)
 {
-	static const struct { uint8_t type; const char *body; size_t n; } bad[] = {
-		{ RF_CB_CALL, "\1\0\0\0\7", 5 }, { RF_CB_CALL, "", 0 }, { RF_CB_EVENT, "xx", 2 }, { RF_CB_HELLO, "", 0 }, { RF_CB_SETUP_ACK, "", 0 },
+	static const struct {
+		uint8_t type;
+		const char *body;
+		size_t n;
+	} bad[] = {
+		{ RF_CB_CALL, "\1\0\0\0\7", 5 },
+		{ RF_CB_CALL, "", 0 },
+		{ RF_CB_EVENT, "xx", 2 },
+		{ RF_CB_HELLO, "", 0 },
+		{ RF_CB_SETUP_ACK, "", 0 },
 	};
 	struct rig r;
 
@@ -1040,7 +1085,9 @@ static void test_end_while_start_is_asked(void **state)
 
 static void output_event(struct rig *r, const char *bytes, size_t n)
 {
-	struct guest_event g = { .kind = GE_SHELL_OUTPUT, .call_id = "c1", .text = (const uint8_t *)bytes, .text_len = n, .stream = 1, .bytes = -1 };
+	struct guest_event g = {
+		.kind = GE_SHELL_OUTPUT, .call_id = "c1", .text = (const uint8_t *)bytes, .text_len = n, .stream = 1, .bytes = -1
+	};
 	struct buf b = BUF_INIT(65536);
 
 	guest_event_encode(&g, &b);
@@ -1169,7 +1216,8 @@ static void test_files(void **state)
 	for (size_t i = 0; i < size; i++)
 		file[i] = (uint8_t)(i * 7);
 	rig_defaults(&r);
-	assert_true(text_copy(r.files[0].path, sizeof(r.files[0].path), "empty") && text_copy(r.files[1].path, sizeof(r.files[1].path), "a/b"));
+	assert_true(text_copy(r.files[0].path, sizeof(r.files[0].path), "empty") &&
+			text_copy(r.files[1].path, sizeof(r.files[1].path), "a/b"));
 	crypto_hash_sha256(r.files[0].sha256, NULL, 0);
 	r.files[1].size = size;
 	crypto_hash_sha256(r.files[1].sha256, file, size);
@@ -1225,15 +1273,34 @@ static void test_key_stays(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_success), cmocka_unit_test(test_retries), cmocka_unit_test(test_cut_stream), cmocka_unit_test(test_cut_twice),
-		cmocka_unit_test(test_provider_refuses), cmocka_unit_test(test_limit_param_learned), cmocka_unit_test(test_budget_in_a_call),
-		cmocka_unit_test(test_budget_by_compute), cmocka_unit_test(test_usage_over_hold), cmocka_unit_test(test_call_timeout),
-		cmocka_unit_test(test_timeout_in_a_call), cmocka_unit_test(test_model_calls_exceeded), cmocka_unit_test(test_cancel),
-		cmocka_unit_test(test_lease_expires), cmocka_unit_test(test_keeper_is_slow_to_kill), cmocka_unit_test(test_keeper_goes_away),
-		cmocka_unit_test(test_vmm_exits), cmocka_unit_test(test_channel_goes_away), cmocka_unit_test(test_protocol_errors),
-		cmocka_unit_test(test_output_too_large), cmocka_unit_test(test_fatal), cmocka_unit_test(test_start_is_stale),
-		cmocka_unit_test(test_boot_deadline), cmocka_unit_test(test_end_while_start_is_asked), cmocka_unit_test(test_event_rate),
-		cmocka_unit_test(test_end_flushes), cmocka_unit_test(test_split_characters), cmocka_unit_test(test_files),
+		cmocka_unit_test(test_success),
+		cmocka_unit_test(test_retries),
+		cmocka_unit_test(test_cut_stream),
+		cmocka_unit_test(test_cut_twice),
+		cmocka_unit_test(test_provider_refuses),
+		cmocka_unit_test(test_limit_param_learned),
+		cmocka_unit_test(test_budget_in_a_call),
+		cmocka_unit_test(test_budget_by_compute),
+		cmocka_unit_test(test_usage_over_hold),
+		cmocka_unit_test(test_call_timeout),
+		cmocka_unit_test(test_timeout_in_a_call),
+		cmocka_unit_test(test_model_calls_exceeded),
+		cmocka_unit_test(test_cancel),
+		cmocka_unit_test(test_lease_expires),
+		cmocka_unit_test(test_keeper_is_slow_to_kill),
+		cmocka_unit_test(test_keeper_goes_away),
+		cmocka_unit_test(test_vmm_exits),
+		cmocka_unit_test(test_channel_goes_away),
+		cmocka_unit_test(test_protocol_errors),
+		cmocka_unit_test(test_output_too_large),
+		cmocka_unit_test(test_fatal),
+		cmocka_unit_test(test_start_is_stale),
+		cmocka_unit_test(test_boot_deadline),
+		cmocka_unit_test(test_end_while_start_is_asked),
+		cmocka_unit_test(test_event_rate),
+		cmocka_unit_test(test_end_flushes),
+		cmocka_unit_test(test_split_characters),
+		cmocka_unit_test(test_files),
 		cmocka_unit_test(test_key_stays),
 	};
 

@@ -62,7 +62,10 @@ static void test_order(void **state)
 
 static void test_fences(void **state)
 {
-	static const struct { uint8_t type, fence; bool started, finished, kill, done; } rows[] = {
+	static const struct {
+		uint8_t type, fence;
+		bool started, finished, kill, done;
+	} rows[] = {
 		{ LINK_START, FENCE_APPLIED, true, false, false, false },
 		{ LINK_START, FENCE_STALE, true, false, true, true },
 		{ LINK_START, FENCE_UNKNOWN, true, false, true, true },
@@ -86,7 +89,8 @@ static void test_fences(void **state)
 		init(&r);
 		r.under_way = rows[i].type;
 		link_run_answered(&r, rows[i].fence, 3, 0, &f);
-		if (f.started != rows[i].started || f.finished != rows[i].finished || f.kill != rows[i].kill || f.done != rows[i].done)
+		if (f.started != rows[i].started || f.finished != rows[i].finished || f.kill != rows[i].kill ||
+				f.done != rows[i].done)
 			fail_msg("row %zu", i);
 		assert_int_equal(r.over, rows[i].done);
 		link_run_free(&r);
@@ -202,7 +206,11 @@ static void test_random_play(void **state)
 				continue;
 			}
 			if (type == LINK_EVENTS)
-				link_run_answered(&r, sent_first > stored ? FENCE_GAP : sent_last < stored - 1 ? FENCE_DUPLICATE : FENCE_APPLIED, stored, now, &f);
+				link_run_answered(&r,
+						sent_first > stored      ? FENCE_GAP
+						: sent_last < stored - 1 ? FENCE_DUPLICATE
+									 : FENCE_APPLIED,
+						stored, now, &f);
 			else if (type == LINK_FINISH)
 				link_run_answered(&r, finished ? FENCE_APPLIED : FENCE_GAP, stored, now, &f);
 			else
@@ -218,8 +226,12 @@ static void test_random_play(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_order), cmocka_unit_test(test_fences), cmocka_unit_test(test_pauses),
-		cmocka_unit_test(test_nonsense_from_controld), cmocka_unit_test(test_lease), cmocka_unit_test(test_random_play),
+		cmocka_unit_test(test_order),
+		cmocka_unit_test(test_fences),
+		cmocka_unit_test(test_pauses),
+		cmocka_unit_test(test_nonsense_from_controld),
+		cmocka_unit_test(test_lease),
+		cmocka_unit_test(test_random_play),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,6 @@
 /* link: ephproto ephproto_link ephloop_event EPH::sodium EPH::event EPH::nng EPH::crypto */
-/* sources: noded/spool.c noded/link/link.c noded/link/peer.c noded/link/poll.c noded/link/requests.c noded/link/runs.c controld/pki.c controld/pki_x509.c controld/files.c */
+/* sources: noded/spool.c noded/link/link.c noded/link/peer.c noded/link/poll.c noded/link/requests.c noded/link/runs.c
+ * controld/pki.c controld/pki_x509.c controld/files.c */
 /*
  * The link process for real, over TLS: this test plays keeper (and the brokers behind it) on its socketpair and controld on an nng
  * socket. Link runs in a process of its own by exec of this program, because nng does not survive a fork.
@@ -46,7 +47,7 @@ struct server_ctx {
 	nng_aio *aio;
 	int index;
 	bool sending;
-	bool waiting;          /* a request that the test has not answered */
+	bool waiting; /* a request that the test has not answered */
 	nng_msg *msg;
 	struct link_request req;
 };
@@ -55,11 +56,11 @@ struct server {
 	nng_socket socket;
 	nng_listener listener;
 	int port;
-	int pipe[2];           /* indices of contexts whose aio completed */
+	int pipe[2]; /* indices of contexts whose aio completed */
 	struct server_ctx ctx[CONTEXTS];
 	uint8_t challenge[32];
 	uint8_t sign_key[32];
-	int challenges;        /* asked for */
+	int challenges; /* asked for */
 	uint64_t counters[64];
 };
 
@@ -142,7 +143,9 @@ static void server_stop(struct server *s)
 
 static void answer(struct server_ctx *c, enum link_result result, const void *body, size_t n)
 {
-	struct link_reply reply = { .type = c->req.type, .request_id = c->req.request_id, .result = (uint8_t)result, .body = body, .body_len = n };
+	struct link_reply reply = {
+		.type = c->req.type, .request_id = c->req.request_id, .result = (uint8_t)result, .body = body, .body_len = n
+	};
 	struct buf b = BUF_INIT(LINK_MESSAGE_MAX);
 	nng_msg *m;
 
@@ -270,7 +273,10 @@ struct rig {
 static void put_fd(int sock, uint8_t type, const void *body, size_t n, int fd)
 {
 	struct buf b = BUF_INIT(ROLE_FRAME_MAX + 16);
-	union { struct cmsghdr align; char bytes[CMSG_SPACE(sizeof(int))]; } control = { .bytes = { 0 } };
+	union {
+		struct cmsghdr align;
+		char bytes[CMSG_SPACE(sizeof(int))];
+	} control = { .bytes = { 0 } };
 	struct iovec iov;
 	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1 };
 
@@ -408,15 +414,18 @@ static void send_init(struct rig *r, bool enrolled)
 	memcpy(init->receipt_public, r->receipt_public, 32);
 	label_sign(r, "ephemeral/seal-key/1", r->seal_public, init->seal_sig);
 	label_sign(r, "ephemeral/receipt-key/1", r->receipt_public, init->receipt_sig);
-	assert_true(text_copy(init->name, sizeof(init->name), "host-1") && text_copy(init->isolation, sizeof(init->isolation), "emulated"));
+	assert_true(text_copy(init->name, sizeof(init->name), "host-1") &&
+			text_copy(init->isolation, sizeof(init->isolation), "emulated"));
 	init->epoch = 42;
 	init->poll_ms = 2000;
 	if (enrolled) {
-		assert_true(text_copy(init->node_id, sizeof(init->node_id), NODE) && text_copy(init->addresses, sizeof(init->addresses), r->address) &&
-			text_copy(init->ca_pem, sizeof(init->ca_pem), pki_ca_pem(pki)));
+		assert_true(text_copy(init->node_id, sizeof(init->node_id), NODE) &&
+				text_copy(init->addresses, sizeof(init->addresses), r->address) &&
+				text_copy(init->ca_pem, sizeof(init->ca_pem), pki_ca_pem(pki)));
 	} else {
 		id_secret_make("ephnt_", token.secret);
-		assert_true(text_copy(token.addresses, sizeof(token.addresses), r->address) && text_copy(token.ca_pem, sizeof(token.ca_pem), pki_ca_pem(pki)));
+		assert_true(text_copy(token.addresses, sizeof(token.addresses), r->address) &&
+				text_copy(token.ca_pem, sizeof(token.ca_pem), pki_ca_pem(pki)));
 		assert_true(join_token_print(&token, &text));
 		assert_true(text_copy(init->join_token, sizeof(init->join_token), buf_cstr(&text)));
 	}
@@ -601,11 +610,23 @@ static void test_enrol(void **state)
 
 static void test_poll_lease_and_assignment(void **state)
 {
-	struct assignment a = { .run_id = RUN, .attempt = 1, .next_seq = 3, .memory_mib = 512, .vcpus = 1, .prompt = (char *)(uintptr_t)"x",
-		.cap_micros = 1000, .timeout_s = 10, .max_model_calls = 3, .model = { .id = "a/b", .upstream = "b", .base_url = "http://x/v1",
-		.limit_param = LIMIT_MAX_TOKENS, .max_output_tokens = 10, .call_timeout_ms = 1000 } };
+	struct assignment a = { .run_id = RUN,
+		.attempt = 1,
+		.next_seq = 3,
+		.memory_mib = 512,
+		.vcpus = 1,
+		.prompt = (char *)(uintptr_t) "x",
+		.cap_micros = 1000,
+		.timeout_s = 10,
+		.max_model_calls = 3,
+		.model = { .id = "a/b",
+				.upstream = "b",
+				.base_url = "http://x/v1",
+				.limit_param = LIMIT_MAX_TOKENS,
+				.max_output_tokens = 10,
+				.call_timeout_ms = 1000 } };
 	struct buf enc = BUF_INIT(ASSIGNMENT_MAX);
-	struct link_assign as = { .sealed = (uint8_t *)(uintptr_t)"sealed", .sealed_len = 6 };
+	struct link_assign as = { .sealed = (uint8_t *)(uintptr_t) "sealed", .sealed_len = 6 };
 	struct link_next_reply reply = { .lease_ms = 12000, .assigns = &as, .assign_count = 1 };
 	struct server_ctx *c;
 	struct wire_reader rd;
@@ -742,7 +763,8 @@ static void test_stale(void **state)
 
 static void test_refusal_and_commands(void **state)
 {
-	struct link_command commands[] = { { .id = 7, .kind = LINK_CMD_CANCEL, .run_id = RUN }, { .id = 9, .kind = LINK_CMD_DRAIN, .run_id = RUN } };
+	struct link_command commands[] = { { .id = 7, .kind = LINK_CMD_CANCEL, .run_id = RUN },
+		{ .id = 9, .kind = LINK_CMD_DRAIN, .run_id = RUN } };
 	struct link_next_reply reply = { .lease_ms = 1000, .commands = commands, .command_count = 2 };
 	struct buf b = BUF_INIT(256);
 	struct server_ctx *c;
@@ -899,9 +921,15 @@ const char *__lsan_default_suppressions(void)
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_enrol), cmocka_unit_test(test_poll_lease_and_assignment), cmocka_unit_test(test_run), cmocka_unit_test(test_stale),
-		cmocka_unit_test(test_refusal_and_commands), cmocka_unit_test(test_controld_restarts), cmocka_unit_test(test_new_challenge),
-		cmocka_unit_test(test_keeper_ends_a_run), cmocka_unit_test(test_revoked),
+		cmocka_unit_test(test_enrol),
+		cmocka_unit_test(test_poll_lease_and_assignment),
+		cmocka_unit_test(test_run),
+		cmocka_unit_test(test_stale),
+		cmocka_unit_test(test_refusal_and_commands),
+		cmocka_unit_test(test_controld_restarts),
+		cmocka_unit_test(test_new_challenge),
+		cmocka_unit_test(test_keeper_ends_a_run),
+		cmocka_unit_test(test_revoked),
 	};
 
 	if (sodium_init() < 0)

@@ -1,8 +1,8 @@
 /* link: ephbase */
 /* sources: noded/broker/meter.c */
 /*
- * The meter: rules by table, and the property that matters by random play: whatever holds, charges, lies and compute come in whatever
- * order, the sum of what is charged never passes the cap, and what a hold promised was enough.
+ * The meter: rules by table, and the property that matters by random play: whatever holds, charges, lies and compute come in
+ * whatever order, the sum of what is charged never passes the cap, and what a hold promised was enough.
  */
 #include "noded/broker/meter.h"
 
@@ -13,9 +13,14 @@
 
 #include <cmocka.h>
 
-static const struct price sample_price = { .run_fee = 0, .compute = 200000000, .input = 3000000, .cached_input = 300000, .output = 15000000 };
-static const struct model_spec sample_spec = { .max_output_tokens = 4096, .min_output_tokens = 64, .tokens_per_byte_milli = 1000,
-	.overhead_tokens = 50, .call_timeout_ms = 60000 };
+static const struct price sample_price = {
+	.run_fee = 0, .compute = 200000000, .input = 3000000, .cached_input = 300000, .output = 15000000
+};
+static const struct model_spec sample_spec = { .max_output_tokens = 4096,
+	.min_output_tokens = 64,
+	.tokens_per_byte_milli = 1000,
+	.overhead_tokens = 50,
+	.call_timeout_ms = 60000 };
 
 static void test_input_bound(void **state)
 {
@@ -121,8 +126,8 @@ static void hold_of(struct meter *m, int64_t input, int64_t now)
 static void test_ends_of_attempts(void **state)
 {
 	struct price p = { .run_fee = 5, .input = 1000000, .output = 1000000, .model_percent = 1000 };
-	struct meter_tokens ok = { 100, 40, 10 }, over = { 100, 0, 10000 }, odd[] = { { 10, 11, 1 }, { -1, 0, 1 }, { 1, 0, -1 }, { 1, -1, 1 },
-		{ INT64_MAX, 0, 0 } };
+	struct meter_tokens ok = { 100, 40, 10 }, over = { 100, 0, 10000 },
+			    odd[] = { { 10, 11, 1 }, { -1, 0, 1 }, { 1, 0, -1 }, { 1, -1, 1 }, { INT64_MAX, 0, 0 } };
 	struct meter m;
 	int64_t micros, hold;
 
@@ -252,7 +257,9 @@ static int64_t true_cost(const struct meter *m, int64_t compute_ms)
 
 static void one_attempt(struct meter *m, const struct model_spec *spec, int64_t *now)
 {
-	struct meter_plan plan = { .now_ms = *now, .time_left_ms = 1 + upto(60000), .input_tokens = magnitude(200000),
+	struct meter_plan plan = { .now_ms = *now,
+		.time_left_ms = 1 + upto(60000),
+		.input_tokens = magnitude(200000),
 		.wish_tokens = (uint32_t)upto(100) };
 	struct meter_tokens t;
 	int64_t before = meter_spent(m, *now);
@@ -272,12 +279,8 @@ static void one_attempt(struct meter *m, const struct model_spec *spec, int64_t 
 	t.cached = upto(t.input);
 	t.output = upto(plan.output_tokens);
 	switch (rng() % 6) {
-	case 0:
-		meter_release(m);
-		break;
-	case 1:
-		(void)meter_settle(m, NULL, NULL);
-		break;
+	case 0: meter_release(m); break;
+	case 1: (void)meter_settle(m, NULL, NULL); break;
 	case 2: /* a provider that counts nonsense */
 		t.input = (int64_t)rng();
 		t.cached = (int64_t)rng();
@@ -292,9 +295,15 @@ static void one_attempt(struct meter *m, const struct model_spec *spec, int64_t 
 
 static void one_run(void)
 {
-	struct price p = { .run_fee = magnitude(1000), .compute = rng() % 4 ? magnitude(400000000) : 0, .input = magnitude(20000000),
-		.cached_input = magnitude(20000000), .output = magnitude(80000000), .model_percent = rng() % 2 ? upto(5000) : 0 };
-	struct model_spec spec = { .max_output_tokens = upto(10000), .min_output_tokens = upto(200), .tokens_per_byte_milli = upto(2000),
+	struct price p = { .run_fee = magnitude(1000),
+		.compute = rng() % 4 ? magnitude(400000000) : 0,
+		.input = magnitude(20000000),
+		.cached_input = magnitude(20000000),
+		.output = magnitude(80000000),
+		.model_percent = rng() % 2 ? upto(5000) : 0 };
+	struct model_spec spec = { .max_output_tokens = upto(10000),
+		.min_output_tokens = upto(200),
+		.tokens_per_byte_milli = upto(2000),
 		.overhead_tokens = upto(500) };
 	struct meter m;
 	struct usage u;
@@ -308,7 +317,9 @@ static void one_run(void)
 		limit = meter_compute_limit_ms(&m);
 		/* Between calls the run computes on, at most to its limit: then it is stopped. */
 		if (rng() % 3 == 0)
-			now += upto((limit == INT64_MAX ? now + 5000 : limit) - now < 5000 ? (limit == INT64_MAX ? 5000 : limit - now) : 5000);
+			now += upto((limit == INT64_MAX ? now + 5000 : limit) - now < 5000
+							? (limit == INT64_MAX ? 5000 : limit - now)
+							: 5000);
 		assert_true(limit >= now);
 		assert_true(true_cost(&m, now) <= m.cap);
 		assert_true(meter_spent(&m, now) + meter_held(&m, now) <= m.cap);
@@ -334,9 +345,15 @@ static void test_cap_holds(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_input_bound), cmocka_unit_test(test_plan_limits), cmocka_unit_test(test_plan_compute_quarter),
-		cmocka_unit_test(test_highest_input_rate), cmocka_unit_test(test_ends_of_attempts), cmocka_unit_test(test_compute_limit),
-		cmocka_unit_test(test_never_started), cmocka_unit_test(test_open_hold_at_the_end), cmocka_unit_test(test_cap_holds),
+		cmocka_unit_test(test_input_bound),
+		cmocka_unit_test(test_plan_limits),
+		cmocka_unit_test(test_plan_compute_quarter),
+		cmocka_unit_test(test_highest_input_rate),
+		cmocka_unit_test(test_ends_of_attempts),
+		cmocka_unit_test(test_compute_limit),
+		cmocka_unit_test(test_never_started),
+		cmocka_unit_test(test_open_hold_at_the_end),
+		cmocka_unit_test(test_cap_holds),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -14,8 +14,14 @@
 
 static struct spool_head head_of(void)
 {
-	struct spool_head h = { .run_id = "run_0123456789abcdef0123456789abcdef", .attempt = 2, .queued_at_ms = 1700000000000, .age_ms = 1500,
-		.received_boot_ns = 77, .first_seq = 3, .cap_micros = 40000, .run_fee = 12 };
+	struct spool_head h = { .run_id = "run_0123456789abcdef0123456789abcdef",
+		.attempt = 2,
+		.queued_at_ms = 1700000000000,
+		.age_ms = 1500,
+		.received_boot_ns = 77,
+		.first_seq = 3,
+		.cap_micros = 40000,
+		.run_fee = 12 };
 
 	memset(h.token, 7, sizeof(h.token));
 	memset(h.prev_hash, 9, sizeof(h.prev_hash));
@@ -259,8 +265,13 @@ static void test_no_spool(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_head), cmocka_unit_test(test_write_and_read), cmocka_unit_test(test_meter_alone),
-		cmocka_unit_test(test_torn_tail), cmocka_unit_test(test_damage), cmocka_unit_test(test_full), cmocka_unit_test(test_no_spool),
+		cmocka_unit_test(test_head),
+		cmocka_unit_test(test_write_and_read),
+		cmocka_unit_test(test_meter_alone),
+		cmocka_unit_test(test_torn_tail),
+		cmocka_unit_test(test_damage),
+		cmocka_unit_test(test_full),
+		cmocka_unit_test(test_no_spool),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
