@@ -1,12 +1,13 @@
 # shellcheck shell=bash
-# Debian packages of ../packages/{build,image,run}. apt is not touched when all of them are there. Sourced by quickstart.
+# Debian packages of ../packages/{build,host,image,run}. apt is not touched when all of them are there. Sourced by quickstart.
 
 LIBEVENT_MIN=2.1.12-stable-8+deb12u1 # older revisions can be crashed from the network; the build refuses them
 LIBEVENT='libevent-2.1-7 libevent-core-2.1-7 libevent-extra-2.1-7 libevent-pthreads-2.1-7'
 CREATECLUSTER=/etc/postgresql-common/createcluster.conf
 
 packages_wanted() {
-	sed -e 's/#.*//' "$TOP/deploy/packages/build" "$TOP/deploy/packages/image" "$TOP/deploy/packages/run" | tr -s ' \t' '\n' | sed '/^$/d' | sort -u
+	local list=("$TOP"/deploy/packages/{build,host,image,run})
+	sed -e 's/#.*//' "${list[@]}" | tr -s ' \t' '\n' | sed '/^$/d' | sort -u
 }
 
 packages_missing() {

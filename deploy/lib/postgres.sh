@@ -13,7 +13,7 @@ in_postgres() {
 }
 
 sql() {
-	setpriv --reuid=postgres --regid=postgres --init-groups "$PG_BIN/psql" -X -q -A -t -v ON_ERROR_STOP=1 -h "$PG_SOCKET" -d "$1" -c "$2"
+	setpriv --reuid=postgres --regid=postgres --init-groups env --chdir=/ "$PG_BIN/psql" -X -q -A -t -v ON_ERROR_STOP=1 -h "$PG_SOCKET" -d "$1" -c "$2"
 }
 
 postgres_initdb() {

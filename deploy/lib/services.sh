@@ -137,17 +137,19 @@ noded_config() {
 	} | write_secret "$VAR/etc/noded.conf"
 }
 
-node_live() {
-	admin node list --json 2>/dev/null | jq -e '.data[] | select(.name == "quickstart" and .live == true)' >/dev/null 2>&1
+# node_seen SINCE: has controld heard from our noded after this time (as in its JSON), and does its lease hold?
+node_seen() {
+	admin node list --json 2>/dev/null |
+		jq -e --arg since "$1" '.data[] | select(.name == "quickstart" and .live and .last_seen_at > $since)' >/dev/null 2>&1
 }
 
 noded_start() {
-	local stamp deadline class=kvm log=$VAR/log/noded.log
+	local stamp deadline since class=kvm log=$VAR/log/noded.log
 	step noded "starting"
 	has_kvm || class=emulated
 	noded_config
 	stamp=$(stamp_of "$BIN/noded" "$VAR/etc/noded.conf" "$VAR/image/image.json")
-	if same_stamp noded "$stamp" && node_live; then
+	if same_stamp noded "$stamp" && node_seen ""; then
 		done_step "running, class $class"
 		return 0
 	fi
@@ -158,19 +160,16 @@ noded_start() {
 		admin node token --uses 1 --expires-in 3600 --isolation "$class" 2>>"$log" | write_secret "$VAR/etc/join-token"
 		if [ ! -s "$VAR/etc/join-token" ]; then fail "no join token could be made" "see whether controld runs: deploy/quickstart status" "$log"; fi
 	fi
-	rm -f "$VAR/run/ready"
-	mkfifo -m 0600 "$VAR/run/ready"
-	exec 7<>"$VAR/run/ready"
-	start_process noded "$BIN/noded" --config "$VAR/etc/noded.conf" --ready-fd 7
-	if ! wait_ready noded "starting" 30; then fail "noded does not start" "the log says why; then start again" "$log"; fi
-	exec 7>&-
+	since=$(date -u +%Y-%m-%dT%H:%M:%S.%3NZ)
+	start_process noded "$BIN/noded" --config "$VAR/etc/noded.conf"
 	deadline=$((SECONDS + 30))
-	until node_live; do
-		if [ -z "$(pid_of noded)" ] || [ "$SECONDS" -ge "$deadline" ]; then
+	until node_seen "$since"; do
+		if [ -z "$(pid_of noded)" ]; then fail "noded does not start" "the log says why; then start again" "$log"; fi
+		if [ "$SECONDS" -ge "$deadline" ]; then
 			fail "noded does not join" "the logs say why; to enrol it afresh: deploy/quickstart down, remove $VAR/node, start again" "$log"
 		fi
 		moving "joining"
-		sleep 0.1
+		sleep 0.05
 	done
 	echo "$stamp" >"$VAR/run/noded.stamp"
 	done_step "joined, class $class"
