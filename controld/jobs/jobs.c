@@ -1,6 +1,6 @@
 /*
- * The timers of controld. Owns one timer a sweep and nothing else; a sweep is never under way twice here, and comes again at once when it
- * says that there was more than it took. On the loop's thread; never blocks.
+ * The timers of controld. Owns one timer a sweep and nothing else; a sweep is never under way twice here, and comes again at once
+ * when it says that there was more than it took. On the loop's thread; never blocks.
  */
 #include "jobs/jobs.h"
 
@@ -23,7 +23,7 @@ struct job {
 struct jobs {
 	struct store *store;
 	struct job job[STORE_SWEEP_COUNT];
-	int under_way;    /* answers that will still come; freed with the last of them */
+	int under_way; /* answers that will still come; freed with the last of them */
 	bool freed;
 };
 
@@ -31,8 +31,14 @@ static const struct {
 	enum store_sweep sweep;
 	int period_ms;
 } table[] = {
-	{ STORE_SWEEP_CLOCK, 1000 },   { STORE_SWEEP_QUEUE, 1000 },   { STORE_SWEEP_CLAIMED, 1000 },      { STORE_SWEEP_LOST, 1000 },
-	{ STORE_SWEEP_ENDING, 2000 },  { STORE_SWEEP_SETTLE, 1000 },  { STORE_SWEEP_PARTITIONS, 600000 }, { STORE_SWEEP_EXPIRE, 60000 },
+	{ STORE_SWEEP_CLOCK, 1000 },
+	{ STORE_SWEEP_QUEUE, 1000 },
+	{ STORE_SWEEP_CLAIMED, 1000 },
+	{ STORE_SWEEP_LOST, 1000 },
+	{ STORE_SWEEP_ENDING, 2000 },
+	{ STORE_SWEEP_SETTLE, 1000 },
+	{ STORE_SWEEP_PARTITIONS, 600000 },
+	{ STORE_SWEEP_EXPIRE, 60000 },
 };
 _Static_assert(sizeof(table) / sizeof(table[0]) == STORE_SWEEP_COUNT, "every sweep has a period");
 

@@ -1,7 +1,7 @@
 /*
- * Contents of files in pieces of 256 KiB, once an organization and hash. A file counts as stored only when its row says that all pieces
- * are there, so that an upload that broke off is done again. Called by run_create.c (put) and dispatch (blob) on the loop's thread;
- * does not block. Pieces of one file go one after the other: a large upload never fills the connection that leases share.
+ * Contents of files in pieces of 256 KiB, once an organization and hash. A file counts as stored only when its row says that all
+ * pieces are there, so that an upload that broke off is done again. Called by run_create.c (put) and dispatch (blob) on the loop's
+ * thread; does not block. Pieces of one file go one after the other: a large upload never fills the connection that leases share.
  */
 #include "store_internal.h"
 
@@ -21,7 +21,8 @@ struct put {
 
 static const struct pg_stmt stmt_touch = {
 	.name = "file_touch",
-	.sql = "INSERT INTO chunk_files AS f (org_id, sha256, size, complete, used_at_ms) VALUES ($1, $2, $3::bigint, $3::bigint = 0, eph_now_ms()) "
+	.sql = "INSERT INTO chunk_files AS f (org_id, sha256, size, complete, used_at_ms) VALUES ($1, $2, $3::bigint, $3::bigint = "
+	       "0, eph_now_ms()) "
 	       "ON CONFLICT (org_id, sha256) DO UPDATE SET used_at_ms = EXCLUDED.used_at_ms RETURNING complete",
 	.nparams = 3,
 };
@@ -137,7 +138,8 @@ no_memory:
 	return err_set(e, ERR_NOMEM, "no memory for a file");
 }
 
-/* ---- for hosts ------------------------------------------------------------------------------------------------------------------ */
+/* ---- for hosts ------------------------------------------------------------------------------------------------------------------
+ */
 
 /* Only a file of the run that this node holds by this token. */
 static const struct pg_stmt stmt_blob = {

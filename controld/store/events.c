@@ -1,6 +1,6 @@
 /*
- * Reading the timeline: pages of events, and the receipt. Equal pages that are asked for while one is under way share its statement, so
- * that a thousand viewers of one run cost one read. Called by api on the loop's thread; does not block.
+ * Reading the timeline: pages of events, and the receipt. Equal pages that are asked for while one is under way share its
+ * statement, so that a thousand viewers of one run cost one read. Called by api on the loop's thread; does not block.
  */
 #include "store_internal.h"
 
@@ -32,7 +32,8 @@ static const struct pg_stmt stmt_events = {
 	       "SELECT coalesce(l.seq, r.head_seq, 0) AS head, r.settled_at_ms IS NOT NULL AS complete "
 	       "FROM runs r LEFT JOIN run_live l ON l.run_id = r.run_id "
 	       "WHERE r.run_id = $1 AND ($2::text IS NULL OR r.org_id = $2) AND r.expires_at_ms > eph_now_ms()) h "
-	       "LEFT JOIN (SELECT x.seq, x.bytes, x.hash, sum(length(x.bytes)) OVER (ORDER BY x.seq) - length(x.bytes) AS before FROM ("
+	       "LEFT JOIN (SELECT x.seq, x.bytes, x.hash, sum(length(x.bytes)) OVER (ORDER BY x.seq) - length(x.bytes) AS before "
+	       "FROM ("
 	       "SELECT v.seq, v.bytes, v.hash FROM events v WHERE v.run_id = $1 AND v.seq > $3 ORDER BY v.seq LIMIT $4) x) e "
 	       "ON e.before < $5 ORDER BY e.seq",
 	.nparams = 5,
@@ -110,7 +111,8 @@ static struct page_read *page_find(struct store *s, const char *org_id, const ch
 	return NULL;
 }
 
-static int page_start(struct store *s, const char *org_id, const char *run_id, int64_t after, int limit, struct page_read **out, struct err *e)
+static int page_start(struct store *s, const char *org_id, const char *run_id, int64_t after, int limit, struct page_read **out,
+		struct err *e)
 {
 	struct page_read *r;
 	struct params p = { .n = 0 };
@@ -141,8 +143,8 @@ static int page_start(struct store *s, const char *org_id, const char *run_id, i
 	return 0;
 }
 
-int store_events_page(struct store *s, const char *org_id, const char *run_id, int64_t after, int limit, store_events_cb cb, void *arg,
-	struct err *e)
+int store_events_page(struct store *s, const char *org_id, const char *run_id, int64_t after, int limit, store_events_cb cb,
+		void *arg, struct err *e)
 {
 	struct page_reader *reader;
 	struct page_read *r;
@@ -167,12 +169,15 @@ int store_events_page(struct store *s, const char *org_id, const char *run_id, i
 	return 0;
 }
 
-/* ---- receipt -------------------------------------------------------------------------------------------------------------------- */
+/* ---- receipt --------------------------------------------------------------------------------------------------------------------
+ */
 
 static const struct pg_stmt stmt_receipt = {
 	.name = "receipt",
-	.sql = "SELECT r.ended_at_ms IS NOT NULL, r.receipt_signature, coalesce(r.attempt, 0), r.request_hash, r.image_hash, coalesce(r.isolation, ''), "
-	       "coalesce(r.node_id, ''), coalesce(r.node_seq, 0), r.node_hash, r.usage, n.sign_key, n.receipt_key, n.receipt_sig, n.certificate, "
+	.sql = "SELECT r.ended_at_ms IS NOT NULL, r.receipt_signature, coalesce(r.attempt, 0), r.request_hash, r.image_hash, "
+	       "coalesce(r.isolation, ''), "
+	       "coalesce(r.node_id, ''), coalesce(r.node_seq, 0), r.node_hash, r.usage, n.sign_key, n.receipt_key, n.receipt_sig, "
+	       "n.certificate, "
 	       "coalesce(l.seq, r.head_seq, 0), coalesce(l.hash, r.head_hash), r.cost "
 	       "FROM runs r LEFT JOIN run_live l ON l.run_id = r.run_id LEFT JOIN nodes n ON n.id = r.node_id "
 	       "WHERE r.run_id = $1 AND ($2::text IS NULL OR r.org_id = $2) AND r.expires_at_ms > eph_now_ms()",

@@ -1,9 +1,9 @@
 /*
- * Hints that something about a run changed. Owns the subscriptions of this process (SSE and wait clients), the payloads that are to go
- * out, and a tick. Called by all of store/ and by api; on the loop's thread; does not block.
+ * Hints that something about a run changed. Owns the subscriptions of this process (SSE and wait clients), the payloads that are to
+ * go out, and a tick. Called by all of store/ and by api; on the loop's thread; does not block.
  *
- * A hint is never the only way: once a second the heads of the runs that have subscribers are read, and after every (re)connect of the
- * LISTEN connection all of them are told. NOTIFY takes a lock of the whole cluster at commit, so it is never part of another
+ * A hint is never the only way: once a second the heads of the runs that have subscribers are read, and after every (re)connect of
+ * the LISTEN connection all of them are told. NOTIFY takes a lock of the whole cluster at commit, so it is never part of another
  * transaction: what changed within 5 ms goes out as one, 200 ids a payload, and its commit is not waited for.
  *
  * Payload: instance of the sender, then words: run_..., node_..., or q<memory>,<vcpus>,<emulated>,<count>.
@@ -19,17 +19,17 @@
 
 #define BUCKETS 4096
 #define SUBS_MAX 20000
-#define PAYLOAD_MAX 7800    /* Postgres takes 7999 bytes */
+#define PAYLOAD_MAX 7800 /* Postgres takes 7999 bytes */
 #define WORDS_MAX 200
-#define PENDING_MAX 64      /* payloads that wait; more are dropped: the tick makes up for it */
+#define PENDING_MAX 64 /* payloads that wait; more are dropped: the tick makes up for it */
 #define TICK_RUNS 1000
 
 struct topic {
-	struct topic *next;         /* in its bucket */
+	struct topic *next; /* in its bucket */
 	struct topic *dirty_next;
 	char run_id[ID_MAX];
 	struct store_sub *subs;
-	int64_t seq;                /* head at the last tick; -1 = not read yet */
+	int64_t seq; /* head at the last tick; -1 = not read yet */
 	char state[24];
 	bool dirty;
 };
@@ -40,19 +40,19 @@ struct store_sub {
 	struct hub *hub;
 	store_sub_cb cb;
 	void *arg;
-	unsigned told;              /* the round in which it was called, so that each is called once in one */
+	unsigned told; /* the round in which it was called, so that each is called once in one */
 };
 
 struct hub {
 	struct store *s;
 	struct topic *buckets[BUCKETS];
-	struct topic *dirty;        /* to be told in the next turn */
+	struct topic *dirty; /* to be told in the next turn */
 	size_t sub_count;
 	struct event *turn, *tick, *flush;
-	struct buf out;             /* the payload that is being filled */
+	struct buf out; /* the payload that is being filled */
 	unsigned words;
-	int sending;                /* payloads under way */
-	size_t tick_bucket;         /* where the last tick ended */
+	int sending;        /* payloads under way */
+	size_t tick_bucket; /* where the last tick ended */
 	bool ticking;
 	bool telling;
 	unsigned round;
@@ -76,7 +76,8 @@ static struct topic *topic_find(struct hub *h, const char *run_id)
 	return t;
 }
 
-/* ---- to subscribers here ---------------------------------------------------------------------------------------------------------- */
+/* ---- to subscribers here
+ * ---------------------------------------------------------------------------------------------------------- */
 
 static void topic_mark(struct hub *h, struct topic *t)
 {
@@ -188,7 +189,8 @@ void store_hub_unsubscribe(struct store_sub *sub)
 	free(sub);
 }
 
-/* ---- to other controlds --------------------------------------------------------------------------------------------------------------- */
+/* ---- to other controlds
+ * --------------------------------------------------------------------------------------------------------------- */
 
 static const struct pg_stmt stmt_notify = {
 	.name = "notify",
@@ -269,7 +271,8 @@ void hub_queued(struct store *s, uint32_t memory_mib, uint32_t vcpus, bool emula
 		s->hooks.on_queued(s->hooks.arg, memory_mib, vcpus, emulated, count);
 }
 
-/* ---- from other controlds --------------------------------------------------------------------------------------------------------------- */
+/* ---- from other controlds
+ * --------------------------------------------------------------------------------------------------------------- */
 
 static void take_word(struct store *s, const char *word)
 {
@@ -312,7 +315,8 @@ void hub_on_listen_connect(void *arg, struct pgev *pg)
 	struct store *s = arg;
 	struct err e;
 
-	if (pgev_sql(pg, "SET synchronous_commit = off", NULL, NULL, &e) != 0 || pgev_sql(pg, "LISTEN ephemeral", NULL, NULL, &e) != 0)
+	if (pgev_sql(pg, "SET synchronous_commit = off", NULL, NULL, &e) != 0 ||
+			pgev_sql(pg, "LISTEN ephemeral", NULL, NULL, &e) != 0)
 		log_warn("store: listen: %s", e.text);
 	/* Hints may have been missed. */
 	for (size_t i = 0; i < BUCKETS; i++) {
@@ -321,11 +325,13 @@ void hub_on_listen_connect(void *arg, struct pgev *pg)
 	}
 }
 
-/* ---- the tick ------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- the tick
+ * ------------------------------------------------------------------------------------------------------------------------------ */
 
 static const struct pg_stmt stmt_heads = {
 	.name = "heads",
-	.sql = "SELECT t.id, coalesce(l.seq, 0), coalesce(l.state, '') FROM unnest($1::text[]) AS t(id) LEFT JOIN run_live l ON l.run_id = t.id",
+	.sql = "SELECT t.id, coalesce(l.seq, 0), coalesce(l.state, '') FROM unnest($1::text[]) AS t(id) LEFT JOIN run_live l ON "
+	       "l.run_id = t.id",
 	.nparams = 1,
 };
 

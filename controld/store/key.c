@@ -5,7 +5,8 @@
 
 static const struct pg_stmt stmt_auth = {
 	.name = "auth",
-	.sql = "SELECT result, is_operator, org_id, org_name, key_id, key_name, member_id, role, default_model, default_cost, allow_emulated "
+	.sql = "SELECT result, is_operator, org_id, org_name, key_id, key_name, member_id, role, default_model, default_cost, "
+	       "allow_emulated "
 	       "FROM eph_auth($1)",
 	.nparams = 1,
 };
@@ -14,7 +15,9 @@ static void read_principal(const struct pg_rows *rows, struct store_principal *p
 {
 	const char *result = pg_text(rows, 0, 0);
 
-	p->result = strcmp(result, "ok") == 0 ? STORE_AUTH_OK : strcmp(result, "disabled") == 0 ? STORE_AUTH_DISABLED : STORE_AUTH_EXPIRED;
+	p->result = strcmp(result, "ok") == 0         ? STORE_AUTH_OK
+		    : strcmp(result, "disabled") == 0 ? STORE_AUTH_DISABLED
+						      : STORE_AUTH_EXPIRED;
 	if (p->result != STORE_AUTH_OK)
 		return;
 	p->is_operator = pg_bool(rows, 0, 1);
@@ -58,7 +61,8 @@ int store_auth(struct store *s, const uint8_t key_hash[32], store_auth_cb cb, vo
 	return call_exec(c, s->reads, &stmt_auth, &p, on_auth, e);
 }
 
-/* ---- keys ------------------------------------------------------------------------------------------------------------------------- */
+/* ---- keys
+ * ------------------------------------------------------------------------------------------------------------------------- */
 
 static const struct pg_stmt stmt_key_list = {
 	.name = "key_list",
@@ -149,7 +153,8 @@ static const struct pg_stmt stmt_key_revoke = {
 	.nparams = 3,
 };
 
-int store_key_revoke(struct store *s, const char *org_id, const char *key_id, bool keep_admin, store_done_cb cb, void *arg, struct err *e)
+int store_key_revoke(struct store *s, const char *org_id, const char *key_id, bool keep_admin, store_done_cb cb, void *arg,
+		struct err *e)
 {
 	struct call *c = call_new(s, arg, e);
 	struct params p = { .n = 0 };
@@ -165,12 +170,15 @@ int store_key_revoke(struct store *s, const char *org_id, const char *key_id, bo
 	return call_exec(c, s->money, &stmt_key_revoke, &p, call_done_rows, e);
 }
 
-/* ---- members ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- members
+ * ------------------------------------------------------------------------------------------------------------------------ */
 
 static const struct pg_stmt stmt_member_list = {
 	.name = "member_list",
-	.sql = "SELECT m.id, m.name, m.email, m.role, m.created_at_ms FROM members m WHERE m.org_id = $1 AND m.removed_at_ms IS NULL AND "
-	       "($2::text IS NULL OR (m.created_at_ms, m.id) < (SELECT c.created_at_ms, c.id FROM members c WHERE c.id = $2 AND c.org_id = $1)) "
+	.sql = "SELECT m.id, m.name, m.email, m.role, m.created_at_ms FROM members m WHERE m.org_id = $1 AND m.removed_at_ms IS "
+	       "NULL AND "
+	       "($2::text IS NULL OR (m.created_at_ms, m.id) < (SELECT c.created_at_ms, c.id FROM members c WHERE c.id = $2 AND "
+	       "c.org_id = $1)) "
 	       "ORDER BY m.created_at_ms DESC, m.id DESC LIMIT $3",
 	.nparams = 3,
 };
@@ -203,7 +211,8 @@ static void on_members(void *arg, const struct pg_rows *rows, const char *sqlsta
 	free(c);
 }
 
-int store_member_list(struct store *s, const char *org_id, const char *cursor, int limit, store_members_cb cb, void *arg, struct err *e)
+int store_member_list(
+		struct store *s, const char *org_id, const char *cursor, int limit, store_members_cb cb, void *arg, struct err *e)
 {
 	struct call *c = call_new(s, arg, e);
 	struct params p = { .n = 0 };

@@ -14,8 +14,11 @@ static void on_credit(void *arg, const struct pg_rows *rows, const char *sqlstat
 		const char *text;
 		enum store_credit_result result;
 	} table[] = {
-		{ "done", STORE_CREDIT_DONE }, { "replayed", STORE_CREDIT_REPLAYED }, { "mismatch", STORE_CREDIT_MISMATCH },
-		{ "not_found", STORE_CREDIT_NOT_FOUND }, { "limit", STORE_CREDIT_LIMIT },
+		{ "done", STORE_CREDIT_DONE },
+		{ "replayed", STORE_CREDIT_REPLAYED },
+		{ "mismatch", STORE_CREDIT_MISMATCH },
+		{ "not_found", STORE_CREDIT_NOT_FOUND },
+		{ "limit", STORE_CREDIT_LIMIT },
 	};
 	struct call *c = arg;
 	struct store_credit out = { .result = STORE_CREDIT_LIMIT };
@@ -37,7 +40,7 @@ static void on_credit(void *arg, const struct pg_rows *rows, const char *sqlstat
 }
 
 int store_org_credit(struct store *s, const char *org_id, int64_t amount_micros, const char *note, const char *idempotency_key,
-	const uint8_t body_hash[32], store_credit_cb cb, void *arg, struct err *e)
+		const uint8_t body_hash[32], store_credit_cb cb, void *arg, struct err *e)
 {
 	struct call *c;
 	struct params p = { .n = 0 };

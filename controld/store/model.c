@@ -1,6 +1,6 @@
 /*
- * Providers, models, prices. Owns a copy of the models with today's prices, at most a second old, so that a create reads nothing for
- * it. Called by api and dispatch on the loop's thread; does not block.
+ * Providers, models, prices. Owns a copy of the models with today's prices, at most a second old, so that a create reads nothing
+ * for it. Called by api and dispatch on the loop's thread; does not block.
  */
 #include "store_internal.h"
 
@@ -22,27 +22,30 @@ struct catalog {
 	struct store *s;
 	struct store_model *models;
 	size_t count;
-	int64_t loaded_ns;    /* CLOCK_BOOTTIME when the copy was asked for; 0 = never, or a change made it void */
+	int64_t loaded_ns; /* CLOCK_BOOTTIME when the copy was asked for; 0 = never, or a change made it void */
 	int64_t asked_ns;
-	unsigned changes;     /* changes made through this controld */
+	unsigned changes; /* changes made through this controld */
 	unsigned asked_changes;
 	bool loading;
 	struct waiting *waiting;
-	struct event *turn;   /* answers from the copy, in the loop's next turn */
+	struct event *turn; /* answers from the copy, in the loop's next turn */
 };
 
-/* ---- the copy ------------------------------------------------------------------------------------------------------------------- */
+/* ---- the copy -------------------------------------------------------------------------------------------------------------------
+ */
 
 static const struct pg_stmt stmt_models = {
 	.name = "models",
-	.sql = "SELECT m.id, m.provider, m.upstream, p.base_url, p.any_address, m.limit_param, m.max_output_tokens, m.min_output_tokens, "
+	.sql = "SELECT m.id, m.provider, m.upstream, p.base_url, p.any_address, m.limit_param, m.max_output_tokens, "
+	       "m.min_output_tokens, "
 	       "m.tokens_per_byte_milli, m.overhead_tokens, m.call_timeout_ms, x.model_id IS NOT NULL, "
 	       "m.id = (SELECT value FROM settings WHERE name = 'default_model'), c.run_fee, c.compute, coalesce(x.input, 0), "
 	       "coalesce(x.cached_input, 0), coalesce(x.output, 0), coalesce(x.model_percent, 0), c.web_request, c.web_search "
 	       "FROM models m JOIN providers p ON p.name = m.provider "
 	       "LEFT JOIN LATERAL (SELECT * FROM model_prices y WHERE y.model_id = m.id AND y.valid_from_ms <= eph_now_ms() "
 	       "ORDER BY y.valid_from_ms DESC LIMIT 1) x ON true "
-	       "CROSS JOIN LATERAL (SELECT * FROM common_prices z WHERE z.valid_from_ms <= eph_now_ms() ORDER BY z.valid_from_ms DESC LIMIT 1) c "
+	       "CROSS JOIN LATERAL (SELECT * FROM common_prices z WHERE z.valid_from_ms <= eph_now_ms() ORDER BY z.valid_from_ms "
+	       "DESC LIMIT 1) c "
 	       "ORDER BY m.id LIMIT 500",
 	.nparams = 0,
 };
@@ -243,7 +246,8 @@ void catalog_free(struct catalog *k)
 	free(k);
 }
 
-/* ---- changes ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- changes
+ * ---------------------------------------------------------------------------------------------------------------------- */
 
 static void on_changed(void *arg, const struct pg_rows *rows, const char *sqlstate, const struct err *e)
 {
@@ -263,8 +267,8 @@ static const struct pg_stmt stmt_provider_put = {
 	.nparams = 4,
 };
 
-int store_provider_put(struct store *s, const char *name, const char *base_url, bool any_address, const uint8_t *sealed_key, size_t sealed_len,
-	store_done_cb cb, void *arg, struct err *e)
+int store_provider_put(struct store *s, const char *name, const char *base_url, bool any_address, const uint8_t *sealed_key,
+		size_t sealed_len, store_done_cb cb, void *arg, struct err *e)
 {
 	struct call *c = call_new(s, arg, e);
 	struct params p = { .n = 0 };
@@ -324,8 +328,10 @@ int store_provider_list(struct store *s, store_providers_cb cb, void *arg, struc
 static const struct pg_stmt stmt_model_put = {
 	.name = "model_put",
 	.sql = "WITH known AS (SELECT name FROM providers WHERE name = $2), made AS ("
-	       "INSERT INTO models (id, provider, upstream, limit_param, max_output_tokens, min_output_tokens, tokens_per_byte_milli, "
-	       "overhead_tokens, call_timeout_ms) SELECT $1, name, $3, $4, $5::bigint, $6::bigint, $7::bigint, $8::bigint, $9::bigint FROM known "
+	       "INSERT INTO models (id, provider, upstream, limit_param, max_output_tokens, min_output_tokens, "
+	       "tokens_per_byte_milli, "
+	       "overhead_tokens, call_timeout_ms) SELECT $1, name, $3, $4, $5::bigint, $6::bigint, $7::bigint, $8::bigint, "
+	       "$9::bigint FROM known "
 	       "ON CONFLICT (id) DO UPDATE SET upstream = EXCLUDED.upstream, limit_param = EXCLUDED.limit_param, "
 	       "max_output_tokens = EXCLUDED.max_output_tokens, min_output_tokens = EXCLUDED.min_output_tokens, "
 	       "tokens_per_byte_milli = EXCLUDED.tokens_per_byte_milli, overhead_tokens = EXCLUDED.overhead_tokens, "
@@ -370,7 +376,8 @@ static const struct pg_stmt stmt_price_model = {
 	.nparams = 5,
 };
 
-int store_price_model_put(struct store *s, const char *model_id, const struct store_price_model *v, store_done_cb cb, void *arg, struct err *e)
+int store_price_model_put(struct store *s, const char *model_id, const struct store_price_model *v, store_done_cb cb, void *arg,
+		struct err *e)
 {
 	struct call *c = call_new(s, arg, e);
 	struct params p = { .n = 0 };

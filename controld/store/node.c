@@ -3,7 +3,8 @@
 
 #include "common/text.h"
 
-/* ---- join tokens and enrolment --------------------------------------------------------------------------------------------------- */
+/* ---- join tokens and enrolment
+ * --------------------------------------------------------------------------------------------------- */
 
 static const struct pg_stmt stmt_token = {
 	.name = "node_token",
@@ -13,7 +14,7 @@ static const struct pg_stmt stmt_token = {
 };
 
 int store_node_token_create(struct store *s, const uint8_t secret_hash[32], int64_t uses, int64_t expires_at_ms, const char *labels,
-	const char *isolation, store_done_cb cb, void *arg, struct err *e)
+		const char *isolation, store_done_cb cb, void *arg, struct err *e)
 {
 	struct call *c = call_new(s, arg, e);
 	struct params p = { .n = 0 };
@@ -43,8 +44,11 @@ static void on_enrol(void *arg, const struct pg_rows *rows, const char *sqlstate
 		const char *text;
 		enum store_enrol_result result;
 	} table[] = {
-		{ "ok", STORE_ENROL_OK }, { "expired", STORE_ENROL_EXPIRED }, { "used_up", STORE_ENROL_USED_UP },
-		{ "isolation", STORE_ENROL_ISOLATION }, { "key_revoked", STORE_ENROL_KEY_REVOKED },
+		{ "ok", STORE_ENROL_OK },
+		{ "expired", STORE_ENROL_EXPIRED },
+		{ "used_up", STORE_ENROL_USED_UP },
+		{ "isolation", STORE_ENROL_ISOLATION },
+		{ "key_revoked", STORE_ENROL_KEY_REVOKED },
 	};
 	struct call *c = arg;
 	struct store_enrol out = { .result = STORE_ENROL_UNKNOWN_TOKEN };
@@ -62,7 +66,8 @@ static void on_enrol(void *arg, const struct pg_rows *rows, const char *sqlstate
 	free(c);
 }
 
-int store_node_enrol(struct store *s, const uint8_t secret_hash[32], const struct link_enrol *n, store_enrol_cb cb, void *arg, struct err *e)
+int store_node_enrol(struct store *s, const uint8_t secret_hash[32], const struct link_enrol *n, store_enrol_cb cb, void *arg,
+		struct err *e)
 {
 	struct call *c = call_new(s, arg, e);
 	struct params p = { .n = 0 };
@@ -91,7 +96,8 @@ static const struct pg_stmt stmt_certify = {
 	.nparams = 2,
 };
 
-int store_node_certify(struct store *s, const char *node_id, const uint8_t certificate[64], store_done_cb cb, void *arg, struct err *e)
+int store_node_certify(
+		struct store *s, const char *node_id, const uint8_t certificate[64], store_done_cb cb, void *arg, struct err *e)
 {
 	struct call *c = call_new(s, arg, e);
 	struct params p = { .n = 0 };
@@ -106,13 +112,16 @@ int store_node_certify(struct store *s, const char *node_id, const uint8_t certi
 	return call_exec(c, s->money, &stmt_certify, &p, call_done_rows, e);
 }
 
-/* ---- lists ----------------------------------------------------------------------------------------------------------------------------- */
+/* ---- lists
+ * ----------------------------------------------------------------------------------------------------------------------------- */
 
-#define NODE_COLUMNS                                                                                                                    \
-	"n.id, n.name, n.labels, n.isolation, n.state, n.sign_key, n.seal_key, n.receipt_key, v.lease_until_ms > eph_now_ms(), "        \
-	"v.failed_in_row >= 3, v.lease_until_ms, v.seen_at_ms, n.created_at_ms, v.total_memory_mib, v.total_vcpus, v.total_slots, "     \
-	"v.free_memory_mib, v.free_vcpus, v.free_slots, "                                                                               \
-	"(SELECT count(*) FROM run_live l WHERE l.node_id = n.id AND l.state <> 'ended') FROM nodes n JOIN nodes_live v ON v.node_id = n.id "
+#define NODE_COLUMNS                                                                                                               \
+	"n.id, n.name, n.labels, n.isolation, n.state, n.sign_key, n.seal_key, n.receipt_key, v.lease_until_ms > eph_now_ms(), "   \
+	"v.failed_in_row >= 3, v.lease_until_ms, v.seen_at_ms, n.created_at_ms, v.total_memory_mib, v.total_vcpus, "               \
+	"v.total_slots, "                                                                                                          \
+	"v.free_memory_mib, v.free_vcpus, v.free_slots, "                                                                          \
+	"(SELECT count(*) FROM run_live l WHERE l.node_id = n.id AND l.state <> 'ended') FROM nodes n JOIN nodes_live v ON "       \
+	"v.node_id = n.id "
 
 static const struct pg_stmt stmt_node_get = {
 	.name = "node_get",
@@ -122,13 +131,15 @@ static const struct pg_stmt stmt_node_get = {
 
 static const struct pg_stmt stmt_node_list = {
 	.name = "node_list",
-	.sql = "SELECT " NODE_COLUMNS "WHERE $1::text IS NULL OR n.no < (SELECT c.no FROM nodes c WHERE c.id = $1) ORDER BY n.no DESC LIMIT $2",
+	.sql = "SELECT " NODE_COLUMNS
+	       "WHERE $1::text IS NULL OR n.no < (SELECT c.no FROM nodes c WHERE c.id = $1) ORDER BY n.no DESC LIMIT $2",
 	.nparams = 2,
 };
 
 static void read_node(const struct pg_rows *rows, int i, struct store_node *n)
 {
-	uint32_t *numbers[] = { &n->total_memory_mib, &n->total_vcpus, &n->total_slots, &n->free_memory_mib, &n->free_vcpus, &n->free_slots };
+	uint32_t *numbers[] = { &n->total_memory_mib, &n->total_vcpus, &n->total_slots, &n->free_memory_mib, &n->free_vcpus,
+		&n->free_slots };
 
 	col_text(rows, i, 0, n->id, sizeof(n->id));
 	col_text(rows, i, 1, n->name, sizeof(n->name));
@@ -197,7 +208,8 @@ int store_node_list(struct store *s, const char *cursor, int limit, store_nodes_
 	return call_exec(c, s->reads, &stmt_node_list, &p, on_nodes, e);
 }
 
-/* ---- actions ---------------------------------------------------------------------------------------------------------------------------- */
+/* ---- actions
+ * ---------------------------------------------------------------------------------------------------------------------------- */
 
 static const struct pg_stmt stmt_node_act = {
 	.name = "node_act",

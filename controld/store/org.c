@@ -3,17 +3,19 @@
 
 #include "common/text.h"
 
-/* ---- reading ------------------------------------------------------------------------------------------------------------------ */
+/* ---- reading ------------------------------------------------------------------------------------------------------------------
+ */
 
-#define ORG_COLUMNS                                                                                                                 \
-	"o.id, o.name, o.disabled, o.allow_emulated, h.unlimited, o.default_model, o.default_cost_micros, h.balance, h.reserved, "      \
-	"coalesce(h.max_queued, 0), coalesce(h.max_running, 0), o.created_at_ms FROM organizations o JOIN org_hot h ON h.org_id = o.id "
+#define ORG_COLUMNS                                                                                                                \
+	"o.id, o.name, o.disabled, o.allow_emulated, h.unlimited, o.default_model, o.default_cost_micros, h.balance, h.reserved, " \
+	"coalesce(h.max_queued, 0), coalesce(h.max_running, 0), o.created_at_ms FROM organizations o JOIN org_hot h ON h.org_id "  \
+	"= o.id "
 
 /* A cursor is the id of the last row of the page before. */
 static const struct pg_stmt stmt_org_list = {
 	.name = "org_list",
-	.sql = "SELECT " ORG_COLUMNS
-	       "WHERE $1::text IS NULL OR (o.created_at_ms, o.id) < (SELECT c.created_at_ms, c.id FROM organizations c WHERE c.id = $1) "
+	.sql = "SELECT " ORG_COLUMNS "WHERE $1::text IS NULL OR (o.created_at_ms, o.id) < (SELECT c.created_at_ms, c.id FROM "
+				     "organizations c WHERE c.id = $1) "
 	       "ORDER BY o.created_at_ms DESC, o.id DESC LIMIT $2",
 	.nparams = 2,
 };
@@ -89,7 +91,8 @@ int store_org_get(struct store *s, const char *org_id, store_orgs_cb cb, void *a
 	return call_exec(c, s->reads, &stmt_org_get, &p, on_orgs, e);
 }
 
-/* ---- changing ----------------------------------------------------------------------------------------------------------------- */
+/* ---- changing -----------------------------------------------------------------------------------------------------------------
+ */
 
 static const struct pg_stmt stmt_org_create = {
 	.name = "org_create",
@@ -123,7 +126,8 @@ static const struct pg_stmt stmt_org_update = {
 	.nparams = 9,
 };
 
-int store_org_update(struct store *s, const char *org_id, const struct store_org_change *o, store_done_cb cb, void *arg, struct err *e)
+int store_org_update(
+		struct store *s, const char *org_id, const struct store_org_change *o, store_done_cb cb, void *arg, struct err *e)
 {
 	struct call *c = call_new(s, arg, e);
 	struct params p = { .n = 0 };
@@ -145,7 +149,8 @@ int store_org_update(struct store *s, const char *org_id, const struct store_org
 	return call_exec(c, s->money, &stmt_org_update, &p, call_done_rows, e);
 }
 
-/* ---- what an organization may know of itself -------------------------------------------------------------------------------------- */
+/* ---- what an organization may know of itself
+ * -------------------------------------------------------------------------------------- */
 
 static const struct pg_stmt stmt_me = {
 	.name = "me",

@@ -1,4 +1,5 @@
-/* Parameters, array literals and columns: the small change of every statement. Pure. Called by all of store/ on the loop's thread. */
+/* Parameters, array literals and columns: the small change of every statement. Pure. Called by all of store/ on the loop's thread.
+ */
 #include "store_internal.h"
 
 #include "common/log.h"
@@ -67,7 +68,8 @@ void array_text(struct buf *b, const char *s)
 	if (*s == '\0')
 		b->failed = true;
 	for (const char *c = s; *c; c++) {
-		bool plain = (*c >= 'a' && *c <= 'z') || (*c >= 'A' && *c <= 'Z') || (*c >= '0' && *c <= '9') || *c == '_' || *c == '.' || *c == '-';
+		bool plain = (*c >= 'a' && *c <= 'z') || (*c >= 'A' && *c <= 'Z') || (*c >= '0' && *c <= '9') || *c == '_' ||
+			     *c == '.' || *c == '-';
 
 		if (!plain)
 			b->failed = true;

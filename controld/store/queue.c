@@ -1,6 +1,6 @@
 /*
- * `next`: what a host is answered when it asks for work. One call renews its lease, takes the meters of what it holds, claims runs that
- * fit, and says again what the host seems not to have heard. Called by dispatch on the loop's thread; does not block.
+ * `next`: what a host is answered when it asks for work. One call renews its lease, takes the meters of what it holds, claims runs
+ * that fit, and says again what the host seems not to have heard. Called by dispatch on the loop's thread; does not block.
  */
 #include "store_internal.h"
 
@@ -8,21 +8,54 @@
 #include "common/text.h"
 
 enum col {
-	C_KIND, C_RESULT, C_RUN, C_TOKEN, C_COMMAND, C_ATTEMPT, C_QUEUED, C_AGE, C_NEXT_SEQ, C_PREV_HASH, C_REQUEST_HASH, C_TIMEOUT, C_CALLS,
-	C_MEMORY, C_VCPUS, C_SHELL, C_ZDR, C_CAP, C_PRICE, C_PROMPT, C_FILES, C_MODEL, C_UPSTREAM, C_BASE_URL, C_ANY_ADDRESS, C_LIMIT_PARAM,
-	C_MAX_OUTPUT, C_MIN_OUTPUT, C_PER_BYTE, C_OVERHEAD, C_CALL_TIMEOUT, C_SEALED_KEY, C_PROVIDER,
+	C_KIND,
+	C_RESULT,
+	C_RUN,
+	C_TOKEN,
+	C_COMMAND,
+	C_ATTEMPT,
+	C_QUEUED,
+	C_AGE,
+	C_NEXT_SEQ,
+	C_PREV_HASH,
+	C_REQUEST_HASH,
+	C_TIMEOUT,
+	C_CALLS,
+	C_MEMORY,
+	C_VCPUS,
+	C_SHELL,
+	C_ZDR,
+	C_CAP,
+	C_PRICE,
+	C_PROMPT,
+	C_FILES,
+	C_MODEL,
+	C_UPSTREAM,
+	C_BASE_URL,
+	C_ANY_ADDRESS,
+	C_LIMIT_PARAM,
+	C_MAX_OUTPUT,
+	C_MIN_OUTPUT,
+	C_PER_BYTE,
+	C_OVERHEAD,
+	C_CALL_TIMEOUT,
+	C_SEALED_KEY,
+	C_PROVIDER,
 };
 
 static const struct pg_stmt stmt_next = {
 	.name = "next",
-	.sql = "SELECT kind, result, run_id, token, command_id, attempt, queued_at_ms, age_ms, next_seq, prev_hash, request_hash, timeout_s, "
-	       "max_model_calls, memory_mib, vcpus, shell, zdr, cap, price, prompt, files, model, upstream, base_url, any_address, limit_param, "
+	.sql = "SELECT kind, result, run_id, token, command_id, attempt, queued_at_ms, age_ms, next_seq, prev_hash, request_hash, "
+	       "timeout_s, "
+	       "max_model_calls, memory_mib, vcpus, shell, zdr, cap, price, prompt, files, model, upstream, base_url, any_address, "
+	       "limit_param, "
 	       "max_output, min_output, per_byte, overhead, call_timeout, sealed_key, provider "
 	       "FROM eph_next($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)",
 	.nparams = 18,
 };
 
-/* ---- what came ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- what came
+ * ------------------------------------------------------------------------------------------------------------------------ */
 
 static void read_model(const struct pg_rows *rows, int i, struct model_spec *m)
 {
@@ -30,7 +63,8 @@ static void read_model(const struct pg_rows *rows, int i, struct model_spec *m)
 	col_text(rows, i, C_UPSTREAM, m->upstream, sizeof(m->upstream));
 	col_text(rows, i, C_BASE_URL, m->base_url, sizeof(m->base_url));
 	m->any_address = pg_bool(rows, i, C_ANY_ADDRESS);
-	m->limit_param = strcmp(pg_text(rows, i, C_LIMIT_PARAM), "max_tokens") == 0 ? LIMIT_MAX_TOKENS : LIMIT_MAX_COMPLETION_TOKENS;
+	m->limit_param =
+			strcmp(pg_text(rows, i, C_LIMIT_PARAM), "max_tokens") == 0 ? LIMIT_MAX_TOKENS : LIMIT_MAX_COMPLETION_TOKENS;
 	m->max_output_tokens = pg_i64(rows, i, C_MAX_OUTPUT);
 	m->min_output_tokens = pg_i64(rows, i, C_MIN_OUTPUT);
 	m->tokens_per_byte_milli = pg_i64(rows, i, C_PER_BYTE);
@@ -174,7 +208,8 @@ static void on_next(void *arg, const struct pg_rows *rows, const char *sqlstate,
 	free(c);
 }
 
-/* ---- what is asked ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- what is asked
+ * ---------------------------------------------------------------------------------------------------------------------- */
 
 static int64_t bounded(uint64_t v)
 {
@@ -203,8 +238,8 @@ static bool write_held(const struct link_next *n, struct buf a[A_COUNT], struct 
 	return !tokens->failed;
 }
 
-static void fill(struct store *s, const char *node_id, const struct link_next *n, const struct buf a[A_COUNT], const struct buf *tokens,
-	uint32_t want, const uint8_t fresh[STORE_CLAIM_MAX * TOKEN_LEN], struct params *p)
+static void fill(struct store *s, const char *node_id, const struct link_next *n, const struct buf a[A_COUNT],
+		const struct buf *tokens, uint32_t want, const uint8_t fresh[STORE_CLAIM_MAX * TOKEN_LEN], struct params *p)
 {
 	params_text(p, node_id);
 	params_i64(p, n->epoch > INT64_MAX ? INT64_MAX : (int64_t)n->epoch);
@@ -226,7 +261,8 @@ static void fill(struct store *s, const char *node_id, const struct link_next *n
 	params_i64(p, s->opt.lease_ms);
 }
 
-int store_next(struct store *s, const char *node_id, const struct link_next *n, uint32_t max_claims, store_next_cb cb, void *arg, struct err *e)
+int store_next(struct store *s, const char *node_id, const struct link_next *n, uint32_t max_claims, store_next_cb cb, void *arg,
+		struct err *e)
 {
 	const uint32_t want = max_claims > STORE_CLAIM_MAX ? STORE_CLAIM_MAX : max_claims;
 	struct buf a[A_COUNT], tokens = BUF_INIT(LINK_RUNS_MAX * TOKEN_LEN);

@@ -1,5 +1,5 @@
-/* Cancelling. A queued run ends here and now; one that a host holds gets a command for that host, kept until it is done with. Called by
- * api on the loop's thread; does not block. */
+/* Cancelling. A queued run ends here and now; one that a host holds gets a command for that host, kept until it is done with.
+ * Called by api on the loop's thread; does not block. */
 #include "store_internal.h"
 
 #include "common/text.h"

@@ -1,6 +1,6 @@
 /*
- * Creating runs. Owns the creates that wait: those that come within 2 ms of each other go to Postgres as one call and one transaction
- * (eph_run_create), the files of each before it. Called by api on the loop's thread; does not block.
+ * Creating runs. Owns the creates that wait: those that come within 2 ms of each other go to Postgres as one call and one
+ * transaction (eph_run_create), the files of each before it. Called by api on the loop's thread; does not block.
  *
  * A transaction that loses a lock fails for all of its creates; then each is sent alone once, so that one key that somebody else is
  * using holds up nobody but its own request (409).
@@ -25,12 +25,12 @@ struct create {
 	struct store *s;
 	store_create_cb cb;
 	void *arg;
-	char *json;              /* "{...}" without its number in the batch */
+	char *json; /* "{...}" without its number in the batch */
 	size_t json_len;
 	char org_id[ID_MAX];
 	bool keyed, emulated;
 	uint32_t memory_mib, vcpus;
-	int again;               /* times that it was put back */
+	int again; /* times that it was put back */
 	bool alone;
 	struct store_file *files; /* data owned, until stored */
 	size_t file_count, file_at;
@@ -39,8 +39,8 @@ struct create {
 struct creates {
 	struct store *s;
 	struct create *head, **tail;
-	int waiting;             /* in the list */
-	int in_flight;           /* batches */
+	int waiting;   /* in the list */
+	int in_flight; /* batches */
 	struct event *timer;
 };
 
@@ -71,7 +71,8 @@ static void create_result(struct create *c, const struct store_create *result)
 	create_free(c);
 }
 
-/* ---- batches ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- batches
+ * ---------------------------------------------------------------------------------------------------------------------- */
 
 static const struct pg_stmt stmt_create = {
 	.name = "run_create",
@@ -109,8 +110,12 @@ static const struct {
 	const char *text;
 	enum store_create_result result;
 } results[] = {
-	{ "created", STORE_CREATED }, { "replayed", STORE_REPLAYED }, { "mismatch", STORE_IDEMPOTENCY_MISMATCH },
-	{ "insufficient", STORE_INSUFFICIENT }, { "too_many_queued", STORE_TOO_MANY_QUEUED }, { "no_node", STORE_NO_NODE },
+	{ "created", STORE_CREATED },
+	{ "replayed", STORE_REPLAYED },
+	{ "mismatch", STORE_IDEMPOTENCY_MISMATCH },
+	{ "insufficient", STORE_INSUFFICIENT },
+	{ "too_many_queued", STORE_TOO_MANY_QUEUED },
+	{ "no_node", STORE_NO_NODE },
 	{ "disabled", STORE_ORG_DISABLED },
 };
 
@@ -271,7 +276,8 @@ static void create_ready(struct create *c)
 		arm(q);
 }
 
-/* ---- files first -------------------------------------------------------------------------------------------------------------------- */
+/* ---- files first
+ * -------------------------------------------------------------------------------------------------------------------- */
 
 static void files_next(struct create *c);
 
@@ -322,7 +328,8 @@ static bool files_copy(struct create *c, const struct store_run_new *r)
 	return true;
 }
 
-/* ---- one create ----------------------------------------------------------------------------------------------------------------------- */
+/* ---- one create
+ * ----------------------------------------------------------------------------------------------------------------------- */
 
 static void write_hex(struct jw *w, const char *key, const uint8_t *p, size_t n)
 {
@@ -402,9 +409,11 @@ static int judge(const struct store *s, const struct store_run_new *r, struct er
 	if (s->creates->waiting >= WAITING_MAX)
 		return err_set(e, ERR_UNAVAILABLE, "too many runs are being created");
 	if (r->file_count > GUEST_FILES_MAX || r->metadata_count > STORE_METADATA_MAX)
-		return err_set(e, ERR_LIMIT, "a run has at most %d files and %d metadata pairs", GUEST_FILES_MAX, STORE_METADATA_MAX);
+		return err_set(e, ERR_LIMIT, "a run has at most %d files and %d metadata pairs", GUEST_FILES_MAX,
+				STORE_METADATA_MAX);
 	for (size_t i = 0; i < r->file_count; i++) {
-		if (r->files[i].size > GUEST_FILE_MAX || strlen(r->files[i].path) > GUEST_PATH_MAX || strchr(r->files[i].path, '\n'))
+		if (r->files[i].size > GUEST_FILE_MAX || strlen(r->files[i].path) > GUEST_PATH_MAX ||
+				strchr(r->files[i].path, '\n'))
 			return err_set(e, ERR_INVALID, "files[%zu]: the path or size is not allowed", i);
 	}
 	return 0;

@@ -1,7 +1,7 @@
 /*
  * Events from hosts. Owns the batches that wait: those of all nodes that come within 5 ms (or until 1,000 records are there) go to
- * Postgres as one statement. With nothing under way a batch leaves in the loop's next turn, so that a lone run's events do not wait.
- * Called by dispatch on the loop's thread; does not block. Every record was judged by event_check() before.
+ * Postgres as one statement. With nothing under way a batch leaves in the loop's next turn, so that a lone run's events do not
+ * wait. Called by dispatch on the loop's thread; does not block. Every record was judged by event_check() before.
  */
 #include "store_internal.h"
 
@@ -33,7 +33,7 @@ struct piece {
 struct batches {
 	struct store *s;
 	struct piece *head, **tail;
-	size_t records, bytes;   /* waiting */
+	size_t records, bytes; /* waiting */
 	int in_flight;
 	struct event *timer;
 };
@@ -58,7 +58,8 @@ static void piece_answer(struct piece *p, const struct store_fence *f, const str
 	piece_free(p);
 }
 
-/* ---- one statement --------------------------------------------------------------------------------------------------------------------- */
+/* ---- one statement
+ * --------------------------------------------------------------------------------------------------------------------- */
 
 static const struct pg_stmt stmt_events_in = {
 	.name = "run_events",
@@ -219,7 +220,8 @@ static void on_timer(evutil_socket_t fd, short what, void *arg)
 	arm(b);
 }
 
-/* ---- one batch ------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- one batch
+ * ------------------------------------------------------------------------------------------------------------------------------ */
 
 static bool piece_fill(struct piece *p, const struct link_events *ev)
 {
@@ -248,8 +250,8 @@ static int64_t not_negative(int64_t v)
 	return v < 0 ? 0 : v > PRICE_MICROS_MAX ? PRICE_MICROS_MAX : v;
 }
 
-int store_run_events(struct store *s, const char *node_id, const struct link_events *ev, int64_t last_t_ms, store_fence_cb cb, void *arg,
-	struct err *e)
+int store_run_events(struct store *s, const char *node_id, const struct link_events *ev, int64_t last_t_ms, store_fence_cb cb,
+		void *arg, struct err *e)
 {
 	struct batches *b = s->batches;
 	struct piece *p;

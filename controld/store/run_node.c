@@ -1,6 +1,6 @@
 /*
- * What a host says of a run that it holds: start, finish, refuse. Each is one statement that locks the run and judges the token first.
- * Called by dispatch on the loop's thread; does not block.
+ * What a host says of a run that it holds: start, finish, refuse. Each is one statement that locks the run and judges the token
+ * first. Called by dispatch on the loop's thread; does not block.
  */
 #include "store_internal.h"
 
@@ -12,7 +12,10 @@ enum fence fence_parse(const char *s)
 		const char *text;
 		enum fence fence;
 	} table[] = {
-		{ "applied", FENCE_APPLIED }, { "duplicate", FENCE_DUPLICATE }, { "stale", FENCE_STALE }, { "gap", FENCE_GAP },
+		{ "applied", FENCE_APPLIED },
+		{ "duplicate", FENCE_DUPLICATE },
+		{ "stale", FENCE_STALE },
+		{ "gap", FENCE_GAP },
 	};
 
 	for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
@@ -37,7 +40,8 @@ static struct call *fence_call(struct store *s, const char *run_id, store_fence_
 	return c;
 }
 
-/* ---- start ------------------------------------------------------------------------------------------------------------------------- */
+/* ---- start
+ * ------------------------------------------------------------------------------------------------------------------------- */
 
 static const struct pg_stmt stmt_start = {
 	.name = "run_start",
@@ -63,8 +67,8 @@ static void on_start(void *arg, const struct pg_rows *rows, const char *sqlstate
 	free(c);
 }
 
-int store_run_start(struct store *s, const char *node_id, const char *run_id, const uint8_t token[TOKEN_LEN], store_fence_cb cb, void *arg,
-	struct err *e)
+int store_run_start(struct store *s, const char *node_id, const char *run_id, const uint8_t token[TOKEN_LEN], store_fence_cb cb,
+		void *arg, struct err *e)
 {
 	struct call *c = fence_call(s, run_id, cb, arg, e);
 	struct params p = { .n = 0 };
@@ -77,7 +81,8 @@ int store_run_start(struct store *s, const char *node_id, const char *run_id, co
 	return call_exec(c, s->events, &stmt_start, &p, on_start, e);
 }
 
-/* ---- finish ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- finish
+ * ------------------------------------------------------------------------------------------------------------------------ */
 
 static const struct pg_stmt stmt_finish = {
 	.name = "run_finish",
@@ -128,8 +133,8 @@ int store_run_finish(struct store *s, const char *node_id, const struct link_fin
 {
 	const struct run_end *end = &f->end;
 	const struct usage *u = &end->usage;
-	const int64_t usage[8] = { u->model_calls, u->input_tokens, u->cached_input_tokens, u->output_tokens, u->web_requests, u->web_searches,
-		u->compute_ms, u->unmetered_model_micros };
+	const int64_t usage[8] = { u->model_calls, u->input_tokens, u->cached_input_tokens, u->output_tokens, u->web_requests,
+		u->web_searches, u->compute_ms, u->unmetered_model_micros };
 	const int64_t cost[4] = { end->cost.run_fee, end->cost.compute, end->cost.model, end->cost.web };
 	const enum errcode code = finish_code(end);
 	const bool changed = code != (enum errcode)end->code;
@@ -163,7 +168,8 @@ int store_run_finish(struct store *s, const char *node_id, const struct link_fin
 	return result;
 }
 
-/* ---- refuse ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- refuse
+ * ------------------------------------------------------------------------------------------------------------------------ */
 
 static const struct pg_stmt stmt_refuse = {
 	.name = "run_refuse",
@@ -196,7 +202,8 @@ static void on_refuse(void *arg, const struct pg_rows *rows, const char *sqlstat
 
 int store_run_refuse(struct store *s, const char *node_id, const struct link_refuse *r, store_fence_cb cb, void *arg, struct err *e)
 {
-	const enum errcode code = r->code == ERRCODE_NONE || r->code >= ERRCODE_COUNT ? ERRCODE_VM_START_FAILED : (enum errcode)r->code;
+	const enum errcode code =
+			r->code == ERRCODE_NONE || r->code >= ERRCODE_COUNT ? ERRCODE_VM_START_FAILED : (enum errcode)r->code;
 	struct call *c = fence_call(s, r->run_id, cb, arg, e);
 	struct params p = { .n = 0 };
 

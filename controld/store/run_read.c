@@ -11,7 +11,7 @@
 struct arena {
 	struct arena_block {
 		struct arena_block *next;
-	} *blocks;
+	} * blocks;
 };
 
 static void *arena_take(struct arena *a, size_t n)
@@ -45,33 +45,75 @@ static const char *arena_text(struct arena *a, const char *s, size_t n)
 	return copy;
 }
 
-/* ---- columns ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- columns
+ * ------------------------------------------------------------------------------------------------------------------------ */
 
 enum col {
-	C_ID, C_ORG, C_STATUS, C_STATE, C_ENDED, C_SETTLED, C_ERROR_CODE, C_ERROR_MESSAGE, C_USAGE, C_COST, C_FROM_METER, C_METER, C_CAP, C_RELEASED,
-	C_CREATED, C_STARTED, C_EXPIRES, C_CANCEL, C_MODEL, C_SIZE, C_TIMEOUT, C_CALLS, C_MEMORY, C_VCPUS, C_ATTEMPT, C_SHELL, C_ZDR, C_ISOLATION,
-	C_NODE, C_NODE_NAME, C_WAIT_REASON, C_WAIT_SINCE, C_META, C_HEAD, C_PRICE, C_PROMPT, C_REQUEST, C_OUTPUT, C_FILES,
+	C_ID,
+	C_ORG,
+	C_STATUS,
+	C_STATE,
+	C_ENDED,
+	C_SETTLED,
+	C_ERROR_CODE,
+	C_ERROR_MESSAGE,
+	C_USAGE,
+	C_COST,
+	C_FROM_METER,
+	C_METER,
+	C_CAP,
+	C_RELEASED,
+	C_CREATED,
+	C_STARTED,
+	C_EXPIRES,
+	C_CANCEL,
+	C_MODEL,
+	C_SIZE,
+	C_TIMEOUT,
+	C_CALLS,
+	C_MEMORY,
+	C_VCPUS,
+	C_ATTEMPT,
+	C_SHELL,
+	C_ZDR,
+	C_ISOLATION,
+	C_NODE,
+	C_NODE_NAME,
+	C_WAIT_REASON,
+	C_WAIT_SINCE,
+	C_META,
+	C_HEAD,
+	C_PRICE,
+	C_PROMPT,
+	C_REQUEST,
+	C_OUTPUT,
+	C_FILES,
 };
 
-#define RUN_COLUMNS                                                                                                                         \
-	"r.run_id, r.org_id, CASE WHEN l.state IN ('running', 'ending') THEN 'running' ELSE r.status END, coalesce(l.state, ''), "          \
-	"coalesce(r.ended_at_ms, 0), coalesce(r.settled_at_ms, 0), coalesce(r.error_code, ''), coalesce(r.error_message, ''), r.usage, r.cost, " \
-	"r.cost_from_meter, least(coalesce(l.spent + l.held, 0), r.cap_micros), r.cap_micros, coalesce(r.released_micros, 0), r.created_at_ms, " \
-	"coalesce(l.started_at_ms, r.started_at_ms, 0), r.expires_at_ms, coalesce(l.cancel_requested_at_ms, r.cancel_requested_at_ms, 0), " \
-	"r.model, r.size, r.timeout_s, r.max_model_calls, r.memory_mib, r.vcpus, coalesce(l.attempt, r.attempt, 0), r.shell, "              \
-	"r.zero_data_retention, coalesce(r.isolation, v.isolation, ''), coalesce(n.id, ''), coalesce(n.name, ''), "                         \
-	"CASE WHEN l.state <> 'queued' OR l.state IS NULL OR q.run_id IS NULL THEN '' WHEN NOT q.ready THEN 'organization_limit' "          \
-	"WHEN NOT eph_servable(r.class_id, true, q.avoid) THEN 'no_node' ELSE 'capacity' END, coalesce(l.state_at_ms, 0), "                 \
+#define RUN_COLUMNS                                                                                                                \
+	"r.run_id, r.org_id, CASE WHEN l.state IN ('running', 'ending') THEN 'running' ELSE r.status END, coalesce(l.state, ''), " \
+	"coalesce(r.ended_at_ms, 0), coalesce(r.settled_at_ms, 0), coalesce(r.error_code, ''), coalesce(r.error_message, ''), "    \
+	"r.usage, r.cost, "                                                                                                        \
+	"r.cost_from_meter, least(coalesce(l.spent + l.held, 0), r.cap_micros), r.cap_micros, coalesce(r.released_micros, 0), "    \
+	"r.created_at_ms, "                                                                                                        \
+	"coalesce(l.started_at_ms, r.started_at_ms, 0), r.expires_at_ms, coalesce(l.cancel_requested_at_ms, "                      \
+	"r.cancel_requested_at_ms, 0), "                                                                                           \
+	"r.model, r.size, r.timeout_s, r.max_model_calls, r.memory_mib, r.vcpus, coalesce(l.attempt, r.attempt, 0), r.shell, "     \
+	"r.zero_data_retention, coalesce(r.isolation, v.isolation, ''), coalesce(n.id, ''), coalesce(n.name, ''), "                \
+	"CASE WHEN l.state <> 'queued' OR l.state IS NULL OR q.run_id IS NULL THEN '' WHEN NOT q.ready THEN 'organization_limit' " \
+	"WHEN NOT eph_servable(r.class_id, true, q.avoid) THEN 'no_node' ELSE 'capacity' END, coalesce(l.state_at_ms, 0), "        \
 	"(SELECT jsonb_object_agg(m.k, m.v) FROM run_meta m WHERE m.run_id = r.run_id), coalesce(l.seq, r.head_seq, 0), r.price, "
 
-#define RUN_TABLES                                                                                                                          \
-	"FROM runs r LEFT JOIN run_live l ON l.run_id = r.run_id LEFT JOIN queue q ON q.run_id = l.run_id "                                 \
-	"LEFT JOIN nodes n ON n.id = coalesce(l.node_id, r.node_id) LEFT JOIN nodes_live v ON v.node_id = l.node_id AND l.started_at_ms IS NOT NULL " \
+#define RUN_TABLES                                                                                                                 \
+	"FROM runs r LEFT JOIN run_live l ON l.run_id = r.run_id LEFT JOIN queue q ON q.run_id = l.run_id "                        \
+	"LEFT JOIN nodes n ON n.id = coalesce(l.node_id, r.node_id) LEFT JOIN nodes_live v ON v.node_id = l.node_id AND "          \
+	"l.started_at_ms IS NOT NULL "                                                                                             \
 	"LEFT JOIN run_content c ON c.run_id = r.run_id "
 
 static const struct pg_stmt stmt_run_get = {
 	.name = "run_get",
-	.sql = "SELECT " RUN_COLUMNS "c.prompt, c.request, o.output, (SELECT string_agg(f.size || ' ' || encode(f.sha256, 'hex') || ' ' || f.path, "
+	.sql = "SELECT " RUN_COLUMNS
+	       "c.prompt, c.request, o.output, (SELECT string_agg(f.size || ' ' || encode(f.sha256, 'hex') || ' ' || f.path, "
 	       "E'\\n' ORDER BY f.position) FROM run_files f WHERE f.run_id = r.run_id) " RUN_TABLES
 	       "LEFT JOIN run_output o ON o.run_id = r.run_id "
 	       "WHERE r.run_id = $1 AND ($2::text IS NULL OR r.org_id = $2) AND r.expires_at_ms > eph_now_ms()",
@@ -90,7 +132,8 @@ static const struct pg_stmt stmt_run_list = {
 	.nparams = 5,
 };
 
-/* ---- rows --------------------------------------------------------------------------------------------------------------------------- */
+/* ---- rows
+ * --------------------------------------------------------------------------------------------------------------------------- */
 
 static void read_metadata(struct arena *a, const struct pg_rows *rows, int i, struct store_run *r)
 {
@@ -275,14 +318,16 @@ static bool pairs_json(const struct store_pair *pairs, size_t n, struct buf *out
 	return jw_end(&w) && buf_cstr(out);
 }
 
-int store_run_list(struct store *s, const char *org_id, const struct store_run_filter *f, store_runs_cb cb, void *arg, struct err *e)
+int store_run_list(
+		struct store *s, const char *org_id, const struct store_run_filter *f, store_runs_cb cb, void *arg, struct err *e)
 {
 	struct buf meta = BUF_INIT(64 * 1024);
 	struct params p = { .n = 0 };
 	struct call *c;
 	int result;
 
-	if (f->metadata_count > STORE_METADATA_MAX || (f->metadata_count > 0 && !pairs_json(f->metadata, f->metadata_count, &meta))) {
+	if (f->metadata_count > STORE_METADATA_MAX ||
+			(f->metadata_count > 0 && !pairs_json(f->metadata, f->metadata_count, &meta))) {
 		buf_free(&meta);
 		return err_set(e, ERR_INVALID, "the metadata to look for is too much, or no clean text");
 	}

@@ -11,7 +11,8 @@ static const struct pg_stmt stmt_setting_get = {
 
 static const struct pg_stmt stmt_setting_put = {
 	.name = "setting_put",
-	.sql = "INSERT INTO settings (name, value) VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET value = EXCLUDED.value RETURNING 'done', ''",
+	.sql = "INSERT INTO settings (name, value) VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET value = EXCLUDED.value "
+	       "RETURNING 'done', ''",
 	.nparams = 2,
 };
 

@@ -1,6 +1,7 @@
 /*
- * Settlement follows an end within milliseconds: whoever ends a run names it here, and what was named goes to eph_settle as one call. What
- * is lost on the way (a crash, a lock) the sweep finds. Owns the list of runs that wait. On the loop's thread; does not block.
+ * Settlement follows an end within milliseconds: whoever ends a run names it here, and what was named goes to eph_settle as one
+ * call. What is lost on the way (a crash, a lock) the sweep finds. Owns the list of runs that wait. On the loop's thread; does not
+ * block.
  */
 #include "store_internal.h"
 
@@ -13,8 +14,8 @@
 
 struct settler {
 	struct store *s;
-	struct buf ids;      /* an array under construction; empty = none */
-	int count;           /* at most SETTLE_ROWS; more are left to the sweep */
+	struct buf ids; /* an array under construction; empty = none */
+	int count;      /* at most SETTLE_ROWS; more are left to the sweep */
 	int in_flight;
 	struct event *timer;
 };
@@ -35,7 +36,8 @@ static int64_t take_settled(struct store *s, const struct pg_rows *rows)
 			hub_run_changed(s, pg_text(rows, i, 1));
 			settled++;
 		} else {
-			hub_queued(s, (uint32_t)pg_i64(rows, i, 2), (uint32_t)pg_i64(rows, i, 3), pg_bool(rows, i, 4), (uint32_t)pg_i64(rows, i, 5));
+			hub_queued(s, (uint32_t)pg_i64(rows, i, 2), (uint32_t)pg_i64(rows, i, 3), pg_bool(rows, i, 4),
+					(uint32_t)pg_i64(rows, i, 5));
 		}
 	}
 	return settled;
@@ -96,7 +98,8 @@ void settle_soon(struct store *s, const char *run_id)
 	arm(t);
 }
 
-/* ---- the sweep ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- the sweep
+ * ------------------------------------------------------------------------------------------------------------------------ */
 
 static void on_swept(void *arg, const struct pg_rows *rows, const char *sqlstate, const struct err *e)
 {

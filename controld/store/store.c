@@ -99,8 +99,13 @@ static void default_options(struct store_options *o)
 	const struct {
 		int64_t *value, fallback;
 	} table[] = {
-		{ &o->lease_ms, 60000 }, { &o->lease_grace_ms, 10000 }, { &o->queue_timeout_ms, 600000 }, { &o->ending_timeout_ms, 60000 },
-		{ &o->retention_ms, INT64_C(30) * 86400000 }, { &o->idempotency_ms, 86400000 }, { &o->max_queued_per_org, 10000 },
+		{ &o->lease_ms, 60000 },
+		{ &o->lease_grace_ms, 10000 },
+		{ &o->queue_timeout_ms, 600000 },
+		{ &o->ending_timeout_ms, 60000 },
+		{ &o->retention_ms, INT64_C(30) * 86400000 },
+		{ &o->idempotency_ms, 86400000 },
+		{ &o->max_queued_per_org, 10000 },
 		{ &o->max_running_per_org, 100 },
 	};
 
@@ -146,8 +151,8 @@ void store_set_hooks(struct store *s, const struct store_hooks *hooks)
 	s->hooks = *hooks;
 }
 
-/* The connections end first: each calls what is outstanding on it. A part is out of the struct before it ends, so that a callback that
- * asks for more is refused. */
+/* The connections end first: each calls what is outstanding on it. A part is out of the struct before it ends, so that a callback
+ * that asks for more is refused. */
 void store_close(struct store *s)
 {
 	struct pgev **classes[] = { &s->events, &s->money, &s->reads, &s->listen };
@@ -179,10 +184,12 @@ void store_close(struct store *s)
 
 bool store_connected(const struct store *s)
 {
-	return s->events && pgev_connected(s->events) && pgev_connected(s->money) && pgev_connected(s->reads) && pgev_connected(s->listen);
+	return s->events && pgev_connected(s->events) && pgev_connected(s->money) && pgev_connected(s->reads) &&
+	       pgev_connected(s->listen);
 }
 
-/* ---- roles ---------------------------------------------------------------------------------------------------------------------- */
+/* ---- roles ----------------------------------------------------------------------------------------------------------------------
+ */
 
 static const char *const role_texts[] = { "", "viewer", "member", "admin" };
 
@@ -200,13 +207,16 @@ enum store_role store_role_parse(const char *s)
 	return STORE_ROLE_NONE;
 }
 
-/* ---- readiness -------------------------------------------------------------------------------------------------------------------- */
+/* ---- readiness
+ * -------------------------------------------------------------------------------------------------------------------- */
 
 static const struct pg_stmt stmt_health = {
 	.name = "health",
 	.sql = "SELECT (SELECT count(*) FROM schema_migrations), eph_partitions_ahead(), "
-	       "current_setting('synchronous_standby_names') <> '' AND current_setting('synchronous_commit') NOT IN ('off', 'local'), "
-	       "(SELECT count(*) FROM queue), (SELECT count(*) FROM run_live WHERE node_id IS NOT NULL AND state IN ('running', 'ending')), "
+	       "current_setting('synchronous_standby_names') <> '' AND current_setting('synchronous_commit') NOT IN ('off', "
+	       "'local'), "
+	       "(SELECT count(*) FROM queue), (SELECT count(*) FROM run_live WHERE node_id IS NOT NULL AND state IN ('running', "
+	       "'ending')), "
 	       "(SELECT count(*) FROM nodes_live WHERE lease_until_ms > eph_now_ms()), eph_now_ms()",
 	.nparams = 0,
 };

@@ -20,15 +20,15 @@ struct settler;
 struct catalog;
 struct page_read;
 
-#define STORE_BINARY 1       /* grows when a contracting migration must not meet this binary: compared with min_binary */
-#define STORE_LOCK_MS 2000   /* a lock that is not had by then: ERR_CONFLICT */
+#define STORE_BINARY 1     /* grows when a contracting migration must not meet this binary: compared with min_binary */
+#define STORE_LOCK_MS 2000 /* a lock that is not had by then: ERR_CONFLICT */
 #define STORE_SWEEP_ROWS 500
 
 struct store {
 	struct event_base *base;
 	struct store_options opt;
 	char *conninfo;
-	char instance[17];           /* this process, in hints and in `binaries` */
+	char instance[17]; /* this process, in hints and in `binaries` */
 	struct pgev *events, *money, *reads, *listen;
 	struct store_hooks hooks;
 	struct hub *hub;
@@ -54,11 +54,11 @@ void params_text(struct params *p, const char *s); /* NULL: SQL NULL */
 void params_i64(struct params *p, int64_t v);
 void params_i64_or_null(struct params *p, int64_t v, int64_t null_value);
 void params_bool(struct params *p, bool v);
-void params_bool_or_null(struct params *p, int v); /* -1: NULL */
+void params_bool_or_null(struct params *p, int v);                /* -1: NULL */
 void params_bytes(struct params *p, const void *bytes, size_t n); /* NULL bytes: SQL NULL */
 
-/* Array literals, written element by element: array_begin, array_*..., array_end. Texts must be ids or type names: nothing in them is
- * quoted, and one with a character that would need it makes the buffer fail. */
+/* Array literals, written element by element: array_begin, array_*..., array_end. Texts must be ids or type names: nothing in them
+ * is quoted, and one with a character that would need it makes the buffer fail. */
 void array_begin(struct buf *b);
 void array_text(struct buf *b, const char *s);
 void array_i64(struct buf *b, int64_t v);
@@ -95,15 +95,16 @@ struct call {
 		store_health_cb health;
 		store_swept_cb swept;
 	} cb;
-	char id[ID_MAX];     /* what the call makes or is about */
+	char id[ID_MAX]; /* what the call makes or is about */
 	char text[STORE_NAME_MAX];
-	int limit;           /* of a list */
+	int limit; /* of a list */
 	int kind;
 };
 
 struct call *call_new(struct store *s, void *arg, struct err *e); /* NULL: no memory, e is set */
 /* Queues the statement for `c`; on failure frees `c`. cb gets `c` as its argument. */
-int call_exec(struct call *c, struct pgev *pg, const struct pg_stmt *st, const struct params *p, pg_cb cb, struct err *e) EPH_MUST_CHECK;
+int call_exec(struct call *c, struct pgev *pg, const struct pg_stmt *st, const struct params *p, pg_cb cb,
+		struct err *e) EPH_MUST_CHECK;
 /* Logs what is our own mistake. Returns e. */
 const struct err *call_error(const struct err *e);
 /* Answers rows of (result, detail) where the result is one of done, not_found, conflict, limit; `id` is c->id when done. */
@@ -114,7 +115,8 @@ void col_text(const struct pg_rows *r, int row, int col, char *out, size_t size)
 /* Exactly n bytes; zeroes when the column has another length or is NULL. True when it had them. */
 bool col_bytes(const struct pg_rows *r, int row, int col, uint8_t *out, size_t n);
 
-/* ---- between the parts -------------------------------------------------------------------------------------------------------- */
+/* ---- between the parts --------------------------------------------------------------------------------------------------------
+ */
 
 /* hub.c: hints. They are collected and go out once a turn to subscribers here and every 5 ms to other controlds. */
 int hub_new(struct store *s, struct hub **out, struct err *e) EPH_MUST_CHECK;
@@ -127,7 +129,8 @@ void hub_queued(struct store *s, uint32_t memory_mib, uint32_t vcpus, bool emula
 
 /* run_create.c */
 int creates_new(struct store *s, struct creates **out, struct err *e) EPH_MUST_CHECK;
-void creates_free(struct creates *c); /* what waits is answered ERR_UNAVAILABLE; what was sent was answered by its connection's end */
+void creates_free(
+		struct creates *c); /* what waits is answered ERR_UNAVAILABLE; what was sent was answered by its connection's end */
 
 /* run_events.c */
 int batches_new(struct store *s, struct batches **out, struct err *e) EPH_MUST_CHECK;
@@ -147,9 +150,11 @@ int catalog_new(struct store *s, struct catalog **out, struct err *e) EPH_MUST_C
 void catalog_free(struct catalog *c);
 
 /* chunk.c: stores one file's content, once. cb as a store_done_cb. */
-int chunk_put(struct store *s, const char *org_id, const struct store_file *f, store_done_cb cb, void *arg, struct err *e) EPH_MUST_CHECK;
+int chunk_put(struct store *s, const char *org_id, const struct store_file *f, store_done_cb cb, void *arg,
+		struct err *e) EPH_MUST_CHECK;
 
-/* run_read.c: lines of "size sha256 path" as the queries give files. Paths are views that end at a newline or the end. -1: malformed. */
+/* run_read.c: lines of "size sha256 path" as the queries give files. Paths are views that end at a newline or the end. -1:
+ * malformed. */
 int files_read(const char *text, struct store_file *out, size_t max);
 
 #endif

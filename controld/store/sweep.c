@@ -1,15 +1,15 @@
 /*
- * What time does: one statement a kind, called by jobs/ on the loop's thread; does not block. Any number of controlds may sweep at once,
- * rows that another one holds are skipped. What a sweep ended is settled and told like any other end.
+ * What time does: one statement a kind, called by jobs/ on the loop's thread; does not block. Any number of controlds may sweep at
+ * once, rows that another one holds are skipped. What a sweep ended is settled and told like any other end.
  */
 #include "store_internal.h"
 
 #include "common/log.h"
 #include "common/text.h"
 
-#define START_MS 180000    /* a claim that did not become running by then: boots end after 30 s at the latest */
-#define CANCEL_MS 30000    /* a cancel that its host did not carry out */
-#define SLACK_MS 120000    /* over a run's own timeout, which its broker keeps */
+#define START_MS 180000 /* a claim that did not become running by then: boots end after 30 s at the latest */
+#define CANCEL_MS 30000 /* a cancel that its host did not carry out */
+#define SLACK_MS 120000 /* over a run's own timeout, which its broker keeps */
 
 static const struct pg_stmt stmt_clock = {
 	.name = "sweep_clock",
@@ -20,12 +20,16 @@ static const struct pg_stmt stmt_clock = {
 #define SWEPT "SELECT coalesce(run_id, ''), outcome, coalesce(node_id, ''), memory_mib, vcpus, emulated FROM "
 
 static const struct pg_stmt stmt_queue = { .name = "sweep_queue", .sql = SWEPT "eph_sweep_queue($1, $2, $3)", .nparams = 3 };
-static const struct pg_stmt stmt_claimed = { .name = "sweep_claimed", .sql = SWEPT "eph_sweep_claimed($1, $2, $3, $4)", .nparams = 4 };
+static const struct pg_stmt stmt_claimed = {
+	.name = "sweep_claimed", .sql = SWEPT "eph_sweep_claimed($1, $2, $3, $4)", .nparams = 4
+};
 static const struct pg_stmt stmt_lost = { .name = "sweep_lost", .sql = SWEPT "eph_sweep_lost($1, $2, $3)", .nparams = 3 };
 static const struct pg_stmt stmt_ending = { .name = "sweep_ending", .sql = SWEPT "eph_sweep_ending($1, $2, $3, $4)", .nparams = 4 };
 static const struct pg_stmt stmt_expire = { .name = "sweep_expire", .sql = "SELECT eph_sweep_expire($1)", .nparams = 1 };
 static const struct pg_stmt stmt_partitions = { .name = "partitions_make", .sql = "SELECT eph_partitions_make()", .nparams = 0 };
-static const struct pg_stmt stmt_old = { .name = "partitions_old", .sql = "SELECT parent, name, pending FROM eph_partitions_old($1)", .nparams = 1 };
+static const struct pg_stmt stmt_old = {
+	.name = "partitions_old", .sql = "SELECT parent, name, pending FROM eph_partitions_old($1)", .nparams = 1
+};
 
 static void swept(struct call *c, int64_t changed, const struct err *e)
 {
@@ -73,7 +77,8 @@ static void on_runs(void *arg, const struct pg_rows *rows, const char *sqlstate,
 	swept(c, n, e);
 }
 
-/* ---- partitions: made ahead, then old ones detached and dropped one at a time ----------------------------------------------------------- */
+/* ---- partitions: made ahead, then old ones detached and dropped one at a time
+ * ----------------------------------------------------------- */
 
 static void on_dropped(void *arg, const struct pg_rows *rows, const char *sqlstate, const struct err *e)
 {
@@ -121,7 +126,7 @@ static void on_old(void *arg, const struct pg_rows *rows, const char *sqlstate, 
 	/* Names from the catalog, of our own making: table_YYYYMMDD. */
 	col_text(rows, 0, 1, c->text, sizeof(c->text));
 	if (!text_fmt(sql, sizeof(sql), "ALTER TABLE %s DETACH PARTITION %s %s", pg_text(rows, 0, 0), c->text,
-			pg_bool(rows, 0, 2) ? "FINALIZE" : "CONCURRENTLY")) {
+			    pg_bool(rows, 0, 2) ? "FINALIZE" : "CONCURRENTLY")) {
 		swept(c, 0, NULL);
 		return;
 	}
@@ -153,7 +158,8 @@ static void on_made(void *arg, const struct pg_rows *rows, const char *sqlstate,
 	swept(c, 0, &refused);
 }
 
-/* ---- all kinds ---------------------------------------------------------------------------------------------------------------------------- */
+/* ---- all kinds
+ * ---------------------------------------------------------------------------------------------------------------------------- */
 
 static int sweep_exec(struct store *s, struct call *c, enum store_sweep what, struct params *p, struct err *e)
 {
@@ -188,15 +194,10 @@ static int sweep_exec(struct store *s, struct call *c, enum store_sweep what, st
 		params_i64(p, SLACK_MS);
 		params_i64(p, STORE_SWEEP_ROWS);
 		return call_exec(c, s->events, &stmt_ending, p, on_runs, e);
-	case STORE_SWEEP_SETTLE:
-		return settle_sweep(s, c, e);
-	case STORE_SWEEP_PARTITIONS:
-		return call_exec(c, s->events, &stmt_partitions, p, on_made, e);
-	case STORE_SWEEP_EXPIRE:
-		params_i64(p, STORE_SWEEP_ROWS);
-		return call_exec(c, s->events, &stmt_expire, p, on_number, e);
-	case STORE_SWEEP_COUNT:
-		break;
+	case STORE_SWEEP_SETTLE: return settle_sweep(s, c, e);
+	case STORE_SWEEP_PARTITIONS: return call_exec(c, s->events, &stmt_partitions, p, on_made, e);
+	case STORE_SWEEP_EXPIRE: params_i64(p, STORE_SWEEP_ROWS); return call_exec(c, s->events, &stmt_expire, p, on_number, e);
+	case STORE_SWEEP_COUNT: break;
 	}
 	free(c);
 	return err_set(e, ERR_INTERNAL, "no such sweep");

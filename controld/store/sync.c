@@ -1,5 +1,5 @@
-/* Synchronous libpq, for start-up and for subcommands that have no loop. Everything here blocks. Called by migrate.c and check_ledger.c
- * only, on the main thread before there is a loop. */
+/* Synchronous libpq, for start-up and for subcommands that have no loop. Everything here blocks. Called by migrate.c and
+ * check_ledger.c only, on the main thread before there is a loop. */
 #include "sync.h"
 
 #include "common/log.h"
@@ -31,7 +31,8 @@ static void sync_fail(PGconn *db, const PGresult *r, const char *what, struct er
 {
 	const char *said = r ? PQresultErrorField(r, PG_DIAG_MESSAGE_PRIMARY) : NULL;
 
-	err_set(e, PQstatus(db) == CONNECTION_OK ? ERR_INTERNAL : ERR_UNAVAILABLE, "%s: %s", what, said ? said : PQerrorMessage(db));
+	err_set(e, PQstatus(db) == CONNECTION_OK ? ERR_INTERNAL : ERR_UNAVAILABLE, "%s: %s", what,
+			said ? said : PQerrorMessage(db));
 }
 
 PGresult *sync_query(PGconn *db, const char *what, const char *sql, int n, const char *const *params, struct err *e)
