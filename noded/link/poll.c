@@ -213,6 +213,23 @@ static void take_next(struct link *l, const struct asked *a, const struct link_r
 	link_next_reply_free(&m);
 }
 
+/* Why controld does not take our poll, in its own words. */
+static void log_refusal(const struct link *l, const struct link_reply *reply)
+{
+	struct buf text = BUF_INIT(1024);
+	struct wire_reader r;
+	size_t n;
+	const uint8_t *reason;
+
+	wire_read_init(&r, reply->body, reply->body_len);
+	reason = wire_bytes(&r, 240, &n);
+	if (reason != NULL && text_safe(&text, (const char *)reason, n, false) && buf_cstr(&text) != NULL)
+		log_error("controld refuses this node's poll node=%s reason=\"%s\"", l->node_id, buf_cstr(&text));
+	else
+		log_error("controld refuses this node's poll node=%s", l->node_id);
+	buf_free(&text);
+}
+
 void poll_answer(struct link *l, struct asked *a, const struct link_reply *reply)
 {
 	int64_t now = clock_boot_ms();
@@ -226,7 +243,7 @@ void poll_answer(struct link *l, struct asked *a, const struct link_reply *reply
 		link_kill_all(l);
 		l->poll_after_ms = now + REVOKED_PAUSE_MS;
 	} else if (reply->result != LINK_OK) {
-		log_error("controld refuses this node's poll node=%s: another process of this node may run", l->node_id);
+		log_refusal(l, reply);
 		l->poll_after_ms = now + BAD_PAUSE_MS;
 	} else {
 		take_next(l, a, reply);

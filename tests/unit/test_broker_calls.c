@@ -1,0 +1,279 @@
+/* link: noded_broker */
+/* sources: tests/unit/broker_rig.c */
+/* The broker process and its provider: answers, retries, cut streams, refusals, the cap; what each costs. */
+#include "broker_rig.h"
+
+static void test_success(void **state)
+{
+	const char *answers[] = { HELLO_REPLY, HELLO_REPLY, NULL };
+	char types[4096], call[65536];
+	struct rig r;
+
+	(void)state;
+	rig_defaults(&r);
+	rig_start(&r, answers);
+	to_work(&r);
+	call_model(&r, "hi");
+	reply_is(&r, "hello");
+	call_model(&r, "hi");
+	reply_is(&r, "hello");
+	finish_with(&r, "the answer");
+	assert_int_equal(r.end.code, ERRCODE_NONE);
+	assert_int_equal(r.end.output_len, 10);
+	assert_int_equal(r.end.usage.model_calls, 2);
+	assert_int_equal(r.end.usage.input_tokens, 40);
+	assert_int_equal(r.end.usage.cached_input_tokens, 10);
+	assert_int_equal(r.end.usage.output_tokens, 6);
+	assert_int_equal(r.end.cost.model, (30 * 3000000 + 10 * 300000 + 6 * 15000000) / 1000000);
+	assert_int_equal(r.end.cost.run_fee, 10);
+	assert_true(r.end.worker_started_t_ms >= 700);
+	read_events(&r, types, EV_MODEL_CALL, call, NULL);
+	assert_string_equal(types, "microvm.ready worker.started model.call model.call microvm.destroyed");
+	assert_int_equal(data_int(call, "call"), 2);
+	assert_int_equal(data_int(call, "attempts"), 1);
+	assert_int_equal(data_int(call, "cost_micros"), 92); /* 15*3 + 5*.3 + 3*15, rounded up */
+	/* The hold was on the host when the provider had the request, and the second one knew the tokens of the first. */
+	assert_true(r.provider.shared->held[0] > 15000);
+	assert_true(r.provider.shared->held[1] < r.provider.shared->held[0]);
+	assert_non_null(strstr(r.provider.shared->request[0], "Authorization: Bearer sk-canary-7f3a\r\n"));
+	assert_non_null(strstr(r.provider.shared->request[0], "X-Request-Id: " RUN "-1-1\r\n"));
+	assert_non_null(strstr(r.provider.shared->request[1], "X-Request-Id: " RUN "-2-1\r\n"));
+	assert_non_null(strstr(r.provider.shared->request[0], "\"max_completion_tokens\":1000}"));
+	rig_stop(&r);
+}
+
+static void test_retries(void **state)
+{
+	const char *answers[] = { "HTTP/1.1 429 Too Many\r\nRetry-After: 0\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}",
+		"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nConnection: close\r\n\r\n", HELLO_REPLY, NULL };
+	char types[4096], call[65536];
+	struct rig r;
+
+	(void)state;
+	rig_defaults(&r);
+	rig_start(&r, answers);
+	to_work(&r);
+	call_model(&r, "hi");
+	reply_is(&r, "hello");
+	finish_with(&r, "x");
+	read_events(&r, types, EV_MODEL_CALL, call, NULL);
+	assert_int_equal(data_int(call, "attempts"), 3);
+	assert_int_equal(data_int(call, "cost_micros"), 92); /* no 2xx head costs nothing */
+	assert_non_null(strstr(r.provider.shared->request[2], "X-Request-Id: " RUN "-1-3\r\n"));
+	rig_stop(&r);
+}
+
+static void test_cut_stream(void **state)
+{
+	const char *answers[] = { SSE_HEAD CHUNK("hal"), HELLO_REPLY, NULL };
+	char types[4096], call[65536];
+	int64_t hold;
+	struct rig r;
+
+	(void)state;
+	rig_defaults(&r);
+	rig_start(&r, answers);
+	to_work(&r);
+	call_model(&r, "hi");
+	reply_is(&r, "hello");
+	finish_with(&r, "x");
+	read_events(&r, types, EV_MODEL_CALL, call, NULL);
+	assert_int_equal(data_int(call, "attempts"), 2);
+	hold = r.end.usage.unmetered_model_micros;
+	assert_true(hold > 15000); /* 1000 output tokens at 15 and the request at 3 */
+	assert_int_equal(data_int(call, "cost_micros"), hold + 92);
+	assert_int_equal(r.end.usage.model_calls, 1);
+	rig_stop(&r);
+}
+
+static void test_cut_twice(void **state)
+{
+	const char *answers[] = { SSE_HEAD CHUNK("hal"), SSE_HEAD CHUNK("hal"), HELLO_REPLY, NULL };
+	struct rig r;
+
+	(void)state;
+	rig_defaults(&r);
+	r.a.cap_micros = 100000;
+	rig_start(&r, answers);
+	to_work(&r);
+	call_model(&r, "hi");
+	to_the_end(&r);
+	assert_int_equal(r.end.code, ERRCODE_MODEL_ERROR);
+	assert_int_equal(r.provider.shared->requests, 2);
+	rig_stop(&r);
+}
+
+static void test_provider_refuses(void **state)
+{
+	const char *answers[] = { "HTTP/1.1 401 No\r\nConnection: close\r\n\r\n{\"error\":{\"message\":\"bad \\u001b[31mkey\"}}",
+		NULL };
+	struct rig r;
+
+	(void)state;
+	rig_defaults(&r);
+	rig_start(&r, answers);
+	to_work(&r);
+	call_model(&r, "hi");
+	to_the_end(&r);
+	assert_int_equal(r.end.code, ERRCODE_MODEL_ERROR);
+	assert_non_null(strstr(r.end.detail, "401"));
+	assert_non_null(strstr(r.end.detail, "bad \\x1b[31mkey"));
+	assert_non_null(strstr(r.end.detail, "provider's key"));
+	assert_int_equal(r.end.cost.model, 0);
+	rig_stop(&r);
+}
+
+static void test_limit_param_learned(void **state)
+{
+	const char *answers[] = {
+		"HTTP/1.1 400 Bad\r\nConnection: close\r\n\r\n"
+		"{\"error\":{\"message\":\"Unsupported parameter: use 'max_tokens' instead\",\"param\":\"max_completion_tokens\"}}",
+		HELLO_REPLY, HELLO_REPLY, NULL
+	};
+	struct rig r;
+
+	(void)state;
+	rig_defaults(&r);
+	rig_start(&r, answers);
+	to_work(&r);
+	call_model(&r, "hi");
+	reply_is(&r, "hello");
+	call_model(&r, "ho");
+	reply_is(&r, "hello");
+	finish_with(&r, "x");
+	assert_non_null(strstr(r.provider.shared->request[1], "\"max_tokens\":1000}"));
+	assert_non_null(strstr(r.provider.shared->request[2], "\"max_tokens\":1000}"));
+	rig_stop(&r);
+}
+
+static void test_budget_in_a_call(void **state)
+{
+	const char *answers[] = { HELLO_REPLY, NULL };
+	struct rig r;
+
+	(void)state;
+	rig_defaults(&r);
+	r.a.cap_micros = 1000; /* the request alone is dearer */
+	rig_start(&r, answers);
+	to_work(&r);
+	call_model(&r, "hi");
+	to_the_end(&r);
+	assert_int_equal(r.end.code, ERRCODE_BUDGET_EXCEEDED);
+	assert_non_null(strstr(r.end.detail, "$0.001"));
+	assert_int_equal(r.provider.shared->requests, 0); /* not a byte left */
+	rig_stop(&r);
+}
+
+static void test_budget_by_compute(void **state)
+{
+	struct rig r;
+
+	(void)state;
+	rig_defaults(&r);
+	r.a.price.compute = 100000000; /* 100 micros a millisecond: 40000 is 0.4 s */
+	rig_start(&r, NULL);
+	to_work(&r);
+	to_the_end(&r);
+	assert_int_equal(r.end.code, ERRCODE_BUDGET_EXCEEDED);
+	assert_true(r.end.cost.compute > 35000);
+	assert_true(r.end.usage.compute_ms <= 400);
+	rig_stop(&r);
+}
+
+static void test_usage_over_hold(void **state)
+{
+	const char *answers[] = { SSE_HEAD CHUNK("a") STOP USAGE(999999999, 0, 5) DONE, NULL };
+	char types[4096], call[65536];
+	struct rig r;
+
+	(void)state;
+	rig_defaults(&r);
+	rig_start(&r, answers);
+	to_work(&r);
+	call_model(&r, "hi");
+	reply_is(&r, "a");
+	finish_with(&r, "x");
+	assert_int_equal(r.end.usage.input_tokens, 0);
+	assert_true(r.end.usage.unmetered_model_micros > 15000);
+	read_events(&r, types, EV_MODEL_CALL, call, NULL);
+	assert_int_equal(data_int(call, "cost_micros"), r.end.usage.unmetered_model_micros);
+	rig_stop(&r);
+}
+
+static void test_call_timeout(void **state)
+{
+	const char *answers[] = { "hang", NULL };
+	struct rig r;
+
+	(void)state;
+	rig_defaults(&r);
+	r.a.model.call_timeout_ms = 400;
+	rig_start(&r, answers);
+	to_work(&r);
+	call_model(&r, "hi");
+	to_the_end(&r);
+	assert_int_equal(r.end.code, ERRCODE_MODEL_ERROR);
+	assert_non_null(strstr(r.end.detail, "400 ms"));
+	rig_stop(&r);
+}
+
+static void test_timeout_in_a_call(void **state)
+{
+	const char *answers[] = { "hang", NULL };
+	char types[4096], call[65536];
+	struct rig r;
+
+	(void)state;
+	rig_defaults(&r);
+	r.a.timeout_s = 1;
+	rig_start(&r, answers);
+	to_work(&r);
+	call_model(&r, "hi");
+	to_the_end(&r);
+	assert_int_equal(r.end.code, ERRCODE_TIMED_OUT);
+	read_events(&r, types, EV_MODEL_CALL, call, NULL);
+	assert_string_equal(types, "microvm.ready worker.started model.call microvm.destroyed");
+	assert_int_equal(data_int(call, "cost_micros"), 0);
+	rig_stop(&r);
+}
+
+static void test_model_calls_exceeded(void **state)
+{
+	const char *answers[] = { HELLO_REPLY, NULL };
+	struct rig r;
+
+	(void)state;
+	rig_defaults(&r);
+	r.a.max_model_calls = 1;
+	rig_start(&r, answers);
+	to_work(&r);
+	call_model(&r, "hi");
+	reply_is(&r, "hello");
+	call_model(&r, "hi");
+	to_the_end(&r);
+	assert_int_equal(r.end.code, ERRCODE_MODEL_CALLS_EXCEEDED);
+	rig_stop(&r);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_success),
+		cmocka_unit_test(test_retries),
+		cmocka_unit_test(test_cut_stream),
+		cmocka_unit_test(test_cut_twice),
+		cmocka_unit_test(test_provider_refuses),
+		cmocka_unit_test(test_limit_param_learned),
+		cmocka_unit_test(test_budget_in_a_call),
+		cmocka_unit_test(test_budget_by_compute),
+		cmocka_unit_test(test_usage_over_hold),
+		cmocka_unit_test(test_call_timeout),
+		cmocka_unit_test(test_timeout_in_a_call),
+		cmocka_unit_test(test_model_calls_exceeded),
+	};
+
+	(void)signal(SIGPIPE, SIG_IGN);
+	if (sodium_init() < 0)
+		return 1;
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
