@@ -11,6 +11,15 @@
 
 /* --- organizations ------------------------------------------------------------------------------------------------------ */
 
+/* 0 in the store: this organization has no value of its own, the deployment's holds. */
+static void own_or_null(struct jw *w, const char *name, int64_t v)
+{
+	if (v > 0)
+		jw_kint(w, name, v);
+	else
+		jw_knull(w, name);
+}
+
 static void put_org(struct jw *w, const struct store_org *o)
 {
 	jw_object(w);
@@ -20,9 +29,9 @@ static void put_org(struct jw *w, const struct store_org *o)
 	jw_kbool(w, "allow_emulated", o->allow_emulated);
 	jw_kbool(w, "unlimited", o->unlimited);
 	jw_kstr(w, "default_model", *o->default_model ? o->default_model : NULL);
-	jw_kint(w, "default_max_cost_micros", o->default_cost_micros);
-	jw_kint(w, "max_queued_runs", o->max_queued);
-	jw_kint(w, "max_running_runs", o->max_running);
+	own_or_null(w, "default_max_cost_micros", o->default_cost_micros);
+	own_or_null(w, "max_queued_runs", o->max_queued);
+	own_or_null(w, "max_running_runs", o->max_running);
 	jw_kint(w, "balance_micros", o->balance_micros);
 	jw_kint(w, "reserved_micros", o->reserved_micros);
 	jw_kint(w, "available_micros", o->balance_micros - o->reserved_micros);
