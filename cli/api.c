@@ -274,10 +274,12 @@ static int status_exit(long status)
 	}
 }
 
-static void field_error(const struct json *v)
+static void field_error(const struct json *v, const char *said)
 {
 	const char *pointer = json_get_text(v, "pointer"), *detail = json_get_text(v, "detail");
 
+	if (detail != NULL && said != NULL && strcmp(detail, said) == 0)
+		return;
 	if (detail != NULL && pointer != NULL && pointer[0] != '\0')
 		term_note("  %s: %s", pointer[0] == '#' ? pointer + 1 : pointer, detail);
 	else if (detail != NULL)
@@ -307,7 +309,7 @@ int api_problem(const struct api *api, const struct http_response *r)
 		term_complain("%s (%ld)", title != NULL ? title : "refused", r->status);
 	errors = json_get(problem, "errors");
 	for (size_t i = 0; errors != NULL && json_type(errors) == JSON_ARRAY && i < json_len(errors); i++)
-		field_error(json_at(errors, i));
+		field_error(json_at(errors, i), detail);
 	if (r->status == 401)
 		term_note("The key was not accepted: %s.", api->source == API_KEY_SAVED ? "run `ephemeral login` again"
 							   : api->source == API_KEY_ENVIRONMENT

@@ -201,6 +201,12 @@ static void print_rates(const struct json *rates)
 	}
 }
 
+static void print_seconds(const char *name, const struct json *v, const char *key)
+{
+	if (json_get_int(v, key, -1) >= 0)
+		printf("%-12s %lld s\n", name, (long long)json_get_int(v, key, 0));
+}
+
 int cmd_status(const struct args *a)
 {
 	struct api api;
@@ -227,7 +233,7 @@ int cmd_status(const struct args *a)
 		show_count("running", json_get(me.json, "runs"), "running");
 		show_field("model", json_get_text(me.json, "default_model"));
 		show_money("largest cap", json_get(me.json, "limits"), "max_cost_micros");
-		show_count("longest run", json_get(me.json, "limits"), "max_timeout_seconds");
+		print_seconds("longest run", json_get(me.json, "limits"), "max_timeout_seconds");
 		print_rates(json_get(me.json, "rates"));
 	}
 	answer_free(&me);

@@ -283,14 +283,19 @@ static void text_succeeded(const struct row *r, struct buf *b)
 	add_usage(json_get(r->data, "usage"), b);
 }
 
+/* The code, but where the label says the same, and the message. */
 static void text_end(const struct row *r, struct buf *b)
 {
 	const struct json *error = json_get(r->data, "error");
+	const char *code = json_get_text(error, "code"), *message = json_get_text(error, "message");
+	const char *type = json_get_text(r->event, "type");
+	bool same = code != NULL && type != NULL && strncmp(type, "run.", 4) == 0 && strcmp(type + 4, code) == 0;
 
-	add_text(b, error, "code");
-	if (json_get_text(error, "message") != NULL) {
-		buf_add_str(b, ": ");
-		add_text(b, error, "message");
+	if (code != NULL && (!same || message == NULL))
+		buf_add_str(b, code);
+	if (message != NULL) {
+		buf_add_str(b, b->len > 0 ? ": " : "");
+		buf_add_str(b, message);
 	}
 }
 
