@@ -76,7 +76,7 @@ def test_setup(boot):
     assert lines[7] == hashlib.sha256(files[2][1]).hexdigest()[:8]
     assert guest.finish("the end ✓") == "the end ✓"
     guest.sock.close()
-    assert guest.wait_exit(5) == 0
+    assert guest.wait_exit(10) == 0
 
 
 @pytest.mark.guest
@@ -129,7 +129,7 @@ def test_stop(boot):
     guest.reply("", [("c", *shell("trap '' TERM; sleep 100"))])
     guest.wait(lambda: [e for e in guest.events if e.kind == SHELL_STARTED], "start of the command")
     guest.send(STOP, 0, b"cancelled")
-    assert guest.wait_exit(5) == 0
+    assert guest.wait_exit(10) == 0
 
 
 # --- credit
@@ -141,9 +141,10 @@ def test_events_wait_for_credit(boot):
     guest.give_event_credit = False
     guest.reply("", [("c", *shell("seq 1 100000")), ("d", *shell("seq 1 100000"))])
     # Both commands run to their end; what they printed waits in the guest.
+    guest.wait(lambda: guest.withheld > 200_000, "output")
     with pytest.raises(GuestError, match="no model call in time"):
-        guest.call(seconds=3)
-    assert 200_000 < guest.withheld <= 256 * 1024
+        guest.call(seconds=1)
+    assert guest.withheld <= 256 * 1024
     guest.give_event_credit = True
     guest.give_credit()
     guest.call()
@@ -250,12 +251,12 @@ def test_shell_time_limit(worker):
     begun = time.monotonic()
     result, exited = run(worker, "trap '' TERM INT HUP; (setsid sleep 500 &); while :; do :; done", timeout_seconds=1)
     assert "time limit of 1 s" in result and exited.timed_out and exited.has_signal and exited.code == 9
-    assert 1000 <= exited.duration_ms < 2000 and time.monotonic() - begun < 4
+    assert 1000 <= exited.duration_ms < 5000 and time.monotonic() - begun < 10
 
 
 def test_daemons_end_with_their_command(worker):
     _, exited = run(worker, "(setsid nohup sleep 1000 &); (setsid sh -c 'while :; do echo noise; sleep 0.05; done' &); echo main done")
-    assert exited.duration_ms < 1000
+    assert exited.duration_ms < 5000
     result, _ = run(worker, "cat /proc/[0-9]*/stat 2>/dev/null | grep -c -E '\\((sleep|sh)\\)'; cat /sys/fs/cgroup/worker/pids.current")
     # the pipe's two processes and the shell
     assert result.splitlines()[0] == "0" and int(result.splitlines()[1]) <= 2
@@ -311,7 +312,7 @@ def test_order_of_calls(worker):
 def test_agent_survives(worker, command):
     begun = time.monotonic()
     run(worker, command, timeout_seconds=5)
-    assert time.monotonic() - begun < 15
+    assert time.monotonic() - begun < 40
     result, exited = run(worker, "rm -rf /tmp/big /dev/shm/big /home/worker/big /tmp/f[0-9]* 2>/dev/null; find /tmp -maxdepth 1 -name 'f[0-9]*' -delete;"
                                  " echo fine", timeout_seconds=60)
     assert result == "fine\n[exit code 0]" and exited.code == 0

@@ -138,7 +138,7 @@ def qemu_argv(image, memory_mib, fd):
 class Guest:
     """One booted guest. Use as a context manager: at its end the machine is gone."""
 
-    def __init__(self, image, memory_mib=512, deadline=30.0):
+    def __init__(self, image, memory_mib=512, deadline=60.0):
         self.events, self.fatal, self.result = [], None, None
         self.deadline = deadline          # seconds that any single wait may take
         self.give_event_credit = True     # False: let the guest run out of credit on its events
