@@ -13,7 +13,7 @@
 #define MODEL_CALL_BYTES_MAX (4 * 1024 * 1024) /* one encoded call, or one reply */
 #define MODEL_MESSAGES_MAX 4096
 #define MODEL_TOOL_CALLS_MAX 64                /* in one reply */
-#define MODEL_STR_MAX (1024 * 1024)            /* one content or one arguments string */
+#define MODEL_STR_MAX (2 * 1024 * 1024)        /* one content or one arguments string: over GUEST_RESULT_MAX, so that an output that is too large is seen as one */
 #define MODEL_ID_MAX 128                       /* a tool call's id or name */
 
 enum model_role { ROLE_SYSTEM = 1, ROLE_USER, ROLE_ASSISTANT, ROLE_TOOL };

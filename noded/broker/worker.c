@@ -332,10 +332,10 @@ void worker_channel_end(struct broker *b, const struct err *e)
 	b->channel_gone = true;
 	if (e != NULL)
 		log_warn("channel broke its framing run=%s error=%s", b->a.run_id, e->text);
-	if (b->state == RUN_NEW)
+	/* A channel whose VM died says so before it ends; one that ends without a word died by itself, and the VM's own end (the
+	 * agent powers off when its port closes) is only the consequence. */
+	if (b->deadlines[DL_GRACE] == 0)
 		session_end(b, ERRCODE_CHANNEL_LOST, "The channel process ended.");
-	else
-		vm_seems_gone(b, "");
 }
 
 /* --- hand-over --------------------------------------------------------------------------------------------------------------- */

@@ -53,7 +53,7 @@ def test_failed_by_the_cap_in_a_call(client):
 def test_failed_by_the_cap_of_compute(make_stack):
     """Compute alone runs into the cap while a command sleeps."""
     stack = make_stack(node={"max_vms": 1})
-    stack.control.set_prices(compute_micros_per_million_ms=1_000_000_000)  # a millidollar a second
+    stack.control.set_prices(compute_micros_per_million_ms=4_000_000)  # 4,000 micros a second
     client = stack.client()
     run = client.run(turns(shell("sleep 100"), say("never said")), max_cost_micros=12000)
     ended(client, run, "failed", "budget_exceeded")

@@ -13,13 +13,13 @@
 static void example(struct journal *j)
 {
 	*j = (struct journal){ .attempt = 2,
-			       .state = JOURNAL_ASKED,
-			       .slot = 7,
-			       .memory_mib = 512,
-			       .vcpus = 1,
-			       .admitted_real_ms = 1790000000123,
-			       .first_seq = 3,
-			       .spool_is_memfd = true };
+		.state = JOURNAL_ASKED,
+		.slot = 7,
+		.memory_mib = 512,
+		.vcpus = 1,
+		.admitted_real_ms = 1790000000123,
+		.first_seq = 3,
+		.spool_is_memfd = true };
 	id_make("vm", j->vm);
 	id_make("run", j->run_id);
 	memset(j->token, 0x5a, sizeof(j->token));
@@ -177,12 +177,32 @@ static void admission_offers(void **state)
 		struct err e;
 
 		admission_offer(&a, &o);
+		assert_true(o.free_memory_mib <= o.total_memory_mib && o.free_vcpus <= o.total_vcpus &&
+				o.free_slots <= o.total_slots);
 		assert_true(o.free_slots <= 8);
 		for (uint32_t i = 0; i < o.free_slots; i++)
 			assert_int_equal(admission_take(&a, o.free_memory_mib / o.free_slots, 1, &e), 0);
 		if (o.free_slots == 0)
 			assert_true(total <= 352);
 	}
+}
+
+/* Between a VM's memory and its slot coming back, no more is said to be free than there is. */
+static void admission_offer_without_a_slot(void **state)
+{
+	struct admission a = { .total_memory_mib = 4096, .total_vcpus = 8, .total_slots = 1, .overhead_mib = 320 };
+	struct admission_offer o;
+	struct err e;
+
+	(void)state;
+	assert_int_equal(admission_take(&a, 512, 1, &e), 0);
+	admission_give_vm(&a, 512, 1);
+	admission_offer(&a, &o);
+	assert_int_equal(o.free_slots, 0);
+	assert_true(o.free_memory_mib <= o.total_memory_mib);
+	admission_give_slot(&a);
+	admission_offer(&a, &o);
+	assert_int_equal(o.free_slots, 1);
 }
 
 /* --- steps -------------------------------------------------------------------------------------------------------------------- */
@@ -232,8 +252,8 @@ static void steps_never_early(void **state)
 	(void)state;
 	for (unsigned int bits = 0; bits < 1U << 14; bits++) {
 		struct vm_want w = { bits & 1, bits & 2, bits & 4 };
-		struct vm_seen s = { (enum proc_state)((bits >> 3) & 3), (enum proc_state)((bits >> 5) & 3), (enum proc_state)((bits >> 7) & 3),
-				     bits & 512, bits & 1024, bits & 2048, bits & 4096 };
+		struct vm_seen s = { (enum proc_state)((bits >> 3) & 3), (enum proc_state)((bits >> 5) & 3),
+			(enum proc_state)((bits >> 7) & 3), bits & 512, bits & 1024, bits & 2048, bits & 4096 };
 		enum vm_step step = vm_next(&w, &s);
 
 		assert_non_null(vm_step_name(step));
@@ -251,9 +271,16 @@ static void steps_never_early(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(journal_round_trip), cmocka_unit_test(journal_damage),	  cmocka_unit_test(journal_stat),
-		cmocka_unit_test(slots_give_and_take), cmocka_unit_test(slots_status),	  cmocka_unit_test(admission_bounds),
-		cmocka_unit_test(admission_offers),    cmocka_unit_test(steps_in_order), cmocka_unit_test(steps_never_early),
+		cmocka_unit_test(journal_round_trip),
+		cmocka_unit_test(journal_damage),
+		cmocka_unit_test(journal_stat),
+		cmocka_unit_test(slots_give_and_take),
+		cmocka_unit_test(slots_status),
+		cmocka_unit_test(admission_bounds),
+		cmocka_unit_test(admission_offers),
+		cmocka_unit_test(admission_offer_without_a_slot),
+		cmocka_unit_test(steps_in_order),
+		cmocka_unit_test(steps_never_early),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
