@@ -23,7 +23,7 @@
 
 #define BACKLOG 1024
 #define FDS_MAX 65536 /* connections above this descriptor number are not served */
-#define SWEEP_MS 250
+#define SWEEP_MS 100
 
 /* Every request that evhttp took for whole. */
 static void on_request(struct evhttp_request *ev, void *arg)
@@ -195,6 +195,16 @@ int httpd_new(struct event_base *base, const struct httpd_options *opt, struct h
 uint16_t httpd_port(const struct httpd *h)
 {
 	return h->port;
+}
+
+int httpd_connections(const struct httpd *h)
+{
+	return h->count;
+}
+
+size_t httpd_bytes_held(const struct httpd *h)
+{
+	return h->held;
 }
 
 void httpd_stop_accepting(struct httpd *h)

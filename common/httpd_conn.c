@@ -349,7 +349,7 @@ void http_conn_replying(struct http_conn *c, bool streaming)
 	bufferevent_disable(c->bev, EV_READ); /* a client that closed its sending side still gets the answer */
 }
 
-/* --- the turn's end, and four times a second ---------------------------------------------------------------------------- */
+/* --- the turn's end, and ten times a second ---------------------------------------------------------------------------- */
 
 static void work_on(struct http_conn *c)
 {

@@ -489,11 +489,26 @@ static void test_pipeline_flood(void **state)
 	raw_open(&client, httpd_port(t.h));
 }
 
+static bool only_one(void *arg)
+{
+	(void)arg;
+	return httpd_connections(t.h) <= 1;
+}
+
 static void test_many_connections(void **state)
 {
 	static struct raw_client many[80];
 
 	(void)state;
+	for (int i = 0; i < 200; i++) { /* gone before they said anything, or in the middle of it */
+		raw_open(&many[0], httpd_port(t.h));
+		if (i % 2)
+			assert_int_equal(send(many[0].fd, "POST / HT", 9, 0), 9);
+		event_base_loop(t.base, EVLOOP_NONBLOCK);
+		close(many[0].fd);
+	}
+	assert_true(loop_until(t.base, only_one, NULL, 5000)); /* the client that every test opens */
+	assert_int_equal(httpd_bytes_held(t.h), 0);
 	for (size_t i = 0; i < COUNT(many); i++)
 		raw_open(&many[i], httpd_port(t.h));
 	for (size_t i = 0; i < COUNT(many); i++) { /* 64 at once; the others are served when those are gone */
