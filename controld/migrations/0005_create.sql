@@ -23,6 +23,7 @@ DECLARE
 	v_cls smallint;
 	v_class_key text := '';
 	v_servable boolean;
+	v_judged smallint;            -- the class that v_servable is about
 	v_vt bigint;
 	v_result text;
 	v_run text;
@@ -88,7 +89,10 @@ BEGIN
 				END IF;
 				v_class_key := r.mem || ' ' || r.vcpus || ' ' || r.emu;
 				v_cls := eph_class(r.mem, r.vcpus, r.emu);
-				v_servable := eph_servable(v_cls, false, '{}');
+				IF v_cls IS DISTINCT FROM v_judged THEN
+					v_servable := eph_servable(v_cls, false, '{}');
+					v_judged := v_cls;
+				END IF;
 				IF h.org_id IS NOT NULL THEN
 					INSERT INTO org_class (org_id, class_id, vt) VALUES (r.org, v_cls, 0) ON CONFLICT DO NOTHING;
 					SELECT greatest(oc.vt, k.vt) INTO v_vt FROM org_class oc JOIN queue_clock k ON k.class_id = oc.class_id

@@ -97,6 +97,8 @@ DECLARE
 	v_slots integer := p_free_slots;
 	v_want integer := p_want;
 	v_here bigint;
+	v_lost text[];
+	v_lost_tokens bytea[];
 BEGIN
 	SELECT a.no, a.state, a.isolation, v.epoch, v.failed_in_row, v.probation_until_ms INTO n
 	FROM nodes a JOIN nodes_live v ON v.node_id = a.id WHERE a.id = p_node;
@@ -112,17 +114,23 @@ BEGIN
 
 	IF cardinality(p_runs) > 0 THEN
 		PERFORM 1 FROM run_live l WHERE l.run_id = ANY (p_runs) AND l.node_id = p_node ORDER BY l.run_id FOR NO KEY UPDATE;
-		UPDATE run_live l SET seen_at_ms = v_now, spent = greatest(l.spent, least(h.spent, l.cap_micros)),
-			held = CASE WHEN h.spent >= l.spent THEN least(h.held, l.cap_micros) ELSE l.held END
-		FROM (SELECT p_runs[i] AS run_id, substr(p_tokens_held, (i - 1) * 16 + 1, 16) AS token, p_spent[i] AS spent, p_held[i] AS held
-			FROM generate_subscripts(p_runs, 1) i) h
-		WHERE l.run_id = h.run_id AND l.token = h.token AND l.node_id = p_node AND l.state IN ('claimed', 'running', 'ending');
+		WITH said AS MATERIALIZED (
+			SELECT p_runs[i] AS run_id, substr(p_tokens_held, (i - 1) * 16 + 1, 16) AS token, p_spent[i] AS spent, p_held[i] AS held
+			FROM generate_subscripts(p_runs, 1) i
+		), known AS (
+			UPDATE run_live l SET seen_at_ms = v_now, spent = greatest(l.spent, least(h.spent, l.cap_micros)),
+				held = CASE WHEN h.spent >= l.spent THEN least(h.held, l.cap_micros) ELSE l.held END
+			FROM said h WHERE l.run_id = h.run_id AND l.token = h.token AND l.node_id = p_node RETURNING l.run_id, l.token
+		)
+		SELECT array_agg(h.run_id), array_agg(h.token) INTO v_lost, v_lost_tokens FROM said h
+		WHERE NOT EXISTS (SELECT 1 FROM known k WHERE k.run_id = h.run_id AND k.token = h.token);
 	END IF;
 
 	-- Claimed for this node, and it does not know: the answer that said so was lost.
-	SELECT coalesce(array_agg(l.run_id ORDER BY l.run_id), '{}'), coalesce(sum(r.memory_mib), 0), coalesce(sum(r.vcpus), 0) INTO v_again, v_memory, v_vcpus
-	FROM (SELECT l.run_id FROM run_live l WHERE l.node_id = p_node AND l.state = 'claimed' AND NOT l.run_id = ANY (p_runs) ORDER BY l.run_id LIMIT 16) l
-	JOIN runs r ON r.run_id = l.run_id;
+	SELECT coalesce(array_agg(l.run_id ORDER BY l.run_id), '{}'), coalesce(sum(c.memory_mib), 0), coalesce(sum(c.vcpus), 0)
+	INTO v_again, v_memory, v_vcpus
+	FROM (SELECT l.run_id, l.class_id FROM run_live l WHERE l.node_id = p_node AND l.state = 'claimed' AND NOT l.run_id = ANY (p_runs)
+		ORDER BY l.run_id LIMIT 16) l JOIN queue_class c ON c.id = l.class_id;
 	v_memory := p_free_memory - v_memory;
 	v_vcpus := p_free_vcpus - v_vcpus;
 	v_slots := p_free_slots - cardinality(v_again);
@@ -167,14 +175,13 @@ BEGIN
 		NULL::bytea, NULL::integer, NULL::integer, NULL::integer, NULL::integer, NULL::boolean, NULL::boolean, NULL::bigint, NULL::bigint[], NULL,
 		NULL, NULL, NULL, NULL, NULL::boolean, NULL, NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint, NULL::bytea, NULL
 	FROM node_commands c WHERE c.node_id = p_node ORDER BY c.id LIMIT 200;
-	IF cardinality(p_runs) > 0 THEN
+	IF v_lost IS NOT NULL THEN
 		RETURN QUERY SELECT 'kill', NULL, h.run_id, h.token, NULL::bigint, NULL::integer, NULL::bigint, NULL::bigint, NULL::bigint, NULL::bytea,
 			NULL::bytea, NULL::integer, NULL::integer, NULL::integer, NULL::integer, NULL::boolean, NULL::boolean, NULL::bigint, NULL::bigint[], NULL,
 			NULL, NULL, NULL, NULL, NULL::boolean, NULL, NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint, NULL::bytea, NULL
-		FROM (SELECT p_runs[i] AS run_id, substr(p_tokens_held, (i - 1) * 16 + 1, 16) AS token FROM generate_subscripts(p_runs, 1) i) h
-		WHERE NOT EXISTS (SELECT 1 FROM run_live l WHERE l.run_id = h.run_id AND l.token = h.token AND l.node_id = p_node)
-		AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.run_id = h.run_id AND r.token = h.token AND r.node_id = p_node)
-		LIMIT 56;
+		FROM (SELECT v_lost[i] AS run_id, v_lost_tokens[i] AS token FROM generate_subscripts(v_lost, 1) i LIMIT 56) h
+		-- What has been settled meanwhile is the node's to finish with.
+		WHERE NOT EXISTS (SELECT 1 FROM runs r WHERE r.run_id = h.run_id AND r.token = h.token AND r.node_id = p_node);
 	END IF;
 END $$;
 
