@@ -64,10 +64,7 @@ struct broker {
 	struct event_base *base;
 	struct framed *keeper, *channel;
 	struct event *timer, *tick, *notify;
-	int timer_fd;
-	int kill_fd; /* the VMM's cgroup.kill; -1 absent */
 	int64_t deadlines[DL_COUNT];
-	uint32_t ticks;
 
 	struct role_broker_assign ra;
 	struct assignment a;
@@ -76,34 +73,37 @@ struct broker {
 	struct curlev *curl;
 	struct model *model;
 	struct meter meter;
+	struct files files;
 
-	enum run_state state;
-	struct run_seen seen;
-	enum errcode code; /* why the run ends; valid when seen.ending */
-	char detail[1025];
-	char vmm_text[257]; /* what the channel said about the VM's end, until keeper says more */
-	bool channel_gone;
-	struct buf output; /* of a run that succeeded */
-
-	uint8_t nonce[GUEST_NONCE_LEN];
-	struct guest_hello hello;
-	struct guest_setup_ack ack;
 	int64_t boot_ns;     /* when the assignment was taken up */
 	int64_t handover_ns; /* 0 = START not granted */
 	int64_t killed_ns;   /* order to kill; compute ends */
 	int64_t gone_ms;
 	int64_t worker_t_ms; /* -1 = never */
-	uint8_t signature[64];
-
-	uint64_t last_seq; /* spooled */
-	bool notify_due;
+	uint64_t last_seq;   /* spooled */
+	struct buf output;   /* of a run that succeeded */
 	struct waiting *queue, **queue_tail;
 	size_t queue_bytes;
-	bool flushing;  /* the end: what waits is written without regard to the rate */
+
+	int timer_fd;
+	int kill_fd; /* the VMM's cgroup.kill; -1 absent */
+	enum run_state state;
+	enum errcode code; /* why the run ends; valid when seen.ending */
+	uint32_t ticks;
 	uint32_t calls; /* model calls of the guest so far */
 	uint32_t call_stream;
-	struct files files;
+	struct guest_hello hello;
+
+	struct run_seen seen;
+	bool channel_gone;
+	bool notify_due;
+	bool flushing; /* the end: what waits is written without regard to the rate */
 	bool leaving;
+	uint8_t nonce[GUEST_NONCE_LEN];
+	uint8_t signature[64];
+	struct guest_setup_ack ack;
+	char vmm_text[257]; /* what the channel said about the VM's end, until keeper says more */
+	char detail[1025];
 };
 
 /* broker.c */

@@ -22,7 +22,7 @@ static bool make_events(struct run_entry *r, struct buf *out)
 {
 	struct link_record *records = calloc(LINK_EVENTS_MAX, sizeof(*records));
 	struct buf bytes = BUF_INIT(LINK_EVENTS_BYTES_MAX);
-	size_t offsets[LINK_EVENTS_MAX];
+	size_t offsets[LINK_EVENTS_MAX] = { 0 };
 	struct link_events m = {
 		.spent_micros = r->run.spent, .held_micros = r->run.held, .first_seq = r->run.next_send, .records = records
 	};

@@ -22,32 +22,32 @@ enum run_grant {
 struct link_run {
 	char run_id[ID_MAX];
 	uint8_t token[TOKEN_LEN];
-	enum run_grant grant;
-	bool has_spool;
+
 	uint64_t first_seq;  /* of the spool */
 	uint64_t last_seq;   /* written and named by the broker; below first_seq = none */
 	uint64_t next_send;  /* next seq that controld wants */
 	int64_t spent, held; /* meter, micros */
-
-	bool finish_due;
 	struct buf finish;   /* encoded run_end */
 	uint64_t finish_seq; /* its last_seq: all events up to it go first */
+	uint64_t blob_offset;
+	uint64_t sent_last;    /* of an EVENTS request that is out: its last seq */
+	int64_t not_before_ms; /* CLOCK_BOOTTIME */
+	enum run_grant grant;
+	uint32_t refuse_code;
+	uint32_t failures; /* in a row, for the pause before the next try */
+	uint32_t stuck;    /* answers in a row that moved nothing on */
 
+	/* What is due. */
+	bool has_spool;
+	bool finish_due;
 	bool refuse_due;
 	bool refuse_failed;
-	uint32_t refuse_code;
-	char refuse_reason[513];
-
 	bool blob_due;
-	uint8_t blob_sha[SHA256_LEN];
-	uint64_t blob_offset;
+	uint8_t under_way; /* enum link_type of the request that is out; 0 = none */
+	bool over;         /* answered to the end: the entry can go */
 
-	uint8_t under_way;     /* enum link_type of the request that is out; 0 = none */
-	uint64_t sent_last;    /* of an EVENTS request that is out: its last seq */
-	uint32_t failures;     /* in a row, for the pause before the next try */
-	int64_t not_before_ms; /* CLOCK_BOOTTIME */
-	uint32_t stuck;        /* answers in a row that moved nothing on */
-	bool over;             /* answered to the end: the entry can go */
+	uint8_t blob_sha[SHA256_LEN];
+	char refuse_reason[513];
 };
 
 void link_run_init(struct link_run *r, const char *run_id, const uint8_t token[TOKEN_LEN]);
