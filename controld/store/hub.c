@@ -15,7 +15,6 @@
 
 #include <event2/event.h>
 #include <inttypes.h>
-#include <stdio.h>
 
 #define BUCKETS 4096
 #define SUBS_MAX 20000
@@ -274,9 +273,23 @@ void hub_queued(struct store *s, uint32_t memory_mib, uint32_t vcpus, bool emula
 /* ---- from other controlds
  * --------------------------------------------------------------------------------------------------------------- */
 
+/* q<memory>,<vcpus>,<emulated>,<count> */
+static void take_queued(struct store *s, const char *word)
+{
+	char numbers[64];
+	int64_t v[4];
+
+	if (!s->hooks.on_queued || !text_fmt(numbers, sizeof(numbers), "{%s}", word + 1) || !array_read_i64(numbers, v, 4))
+		return;
+	for (int i = 0; i < 4; i++) {
+		if (v[i] < 0 || v[i] > INT32_MAX)
+			return;
+	}
+	s->hooks.on_queued(s->hooks.arg, (uint32_t)v[0], (uint32_t)v[1], v[2] != 0, (uint32_t)v[3]);
+}
+
 static void take_word(struct store *s, const char *word)
 {
-	unsigned memory, vcpus, emulated, count;
 	struct topic *t;
 
 	if (strncmp(word, "run_", 4) == 0) {
@@ -286,8 +299,8 @@ static void take_word(struct store *s, const char *word)
 	} else if (strncmp(word, "node_", 5) == 0) {
 		if (s->hooks.on_node)
 			s->hooks.on_node(s->hooks.arg, word);
-	} else if (sscanf(word, "q%9u,%9u,%1u,%9u", &memory, &vcpus, &emulated, &count) == 4 && s->hooks.on_queued) {
-		s->hooks.on_queued(s->hooks.arg, memory, vcpus, emulated != 0, count);
+	} else if (word[0] == 'q') {
+		take_queued(s, word);
 	}
 }
 
