@@ -14,13 +14,13 @@ enum config_isolation { ISOLATION_AUTO, ISOLATION_KVM, ISOLATION_EMULATED };
 struct noded_config {
 	char *state_dir, *run_dir;
 	char *controld, *join_token_file, *node_name, *labels;
-	int64_t isolation, emulation, kvm;   /* the enums above */
+	int64_t isolation, emulation, kvm; /* the enums above */
 	char *image_dir, *qemu;
 	char *cgroup_parent;
 	int64_t uid_base, max_vms, memory_mib, vcpus;
 	int64_t max_concurrent_boots, boot_timeout_ms, spool_keep_seconds;
 	bool insecure_no_jail;
-	int64_t log_level;                   /* enum log_level */
+	int64_t log_level; /* enum log_level */
 	bool log_json;
 };
 
@@ -28,7 +28,8 @@ extern const struct config_key noded_keys[];
 extern const size_t noded_key_count;
 
 /* Loads and checks what no single key can say. */
-int noded_config_load(const char *path, const char *const *overrides, size_t override_count, struct noded_config *out, struct err *e) EPH_MUST_CHECK;
+int noded_config_load(const char *path, const char *const *overrides, size_t override_count, struct noded_config *out,
+		struct err *e) EPH_MUST_CHECK;
 void noded_config_free(struct noded_config *c);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * noded's entry: reads the command line and becomes keeper, or, with `--role`, one of the roles that keeper execs (roles.h). Nothing
- * else happens here. One thread; roles are entered before any other exists.
+ * noded's entry: reads the command line and becomes keeper, or, with `--role`, one of the roles that keeper execs (roles.h).
+ * Nothing else happens here. One thread; roles are entered before any other exists.
  */
 #include "keeper/keeper.h"
 #include "noded/config.h"
@@ -20,17 +20,17 @@
 enum exit_status { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
 
 static const char usage_text[] =
-	"Usage: noded [--config FILE] [--set KEY=VALUE]... [-t] [--ready-fd N]\n"
-	"       noded help [config] | version\n"
-	"\n"
-	"Runs microVMs on this host for a controld. Needs root.\n"
-	"\n"
-	"  --config FILE    read FILE (default: built-in defaults only); `noded help config` lists the keys\n"
-	"  --set KEY=VALUE  override one key; may be repeated\n"
-	"  -t               check the configuration and everything that this host must have, then exit\n"
-	"  --ready-fd N     when VMs can be started, write one line of JSON to descriptor N and close it\n"
-	"  --version        print the version\n"
-	"  --help           print this\n";
+		"Usage: noded [--config FILE] [--set KEY=VALUE]... [-t] [--ready-fd N]\n"
+		"       noded help [config] | version\n"
+		"\n"
+		"Runs microVMs on this host for a controld. Needs root.\n"
+		"\n"
+		"  --config FILE    read FILE (default: built-in defaults only); `noded help config` lists the keys\n"
+		"  --set KEY=VALUE  override one key; may be repeated\n"
+		"  -t               check the configuration and everything that this host must have, then exit\n"
+		"  --ready-fd N     when VMs can be started, write one line of JSON to descriptor N and close it\n"
+		"  --version        print the version\n"
+		"  --help           print this\n";
 
 struct options {
 	const char *config;
@@ -67,7 +67,8 @@ static int run_role(const struct options *o)
 			continue;
 		log_init(roles[i].log_name, o->log_level, o->log_json);
 		signal(SIGPIPE, SIG_IGN);
-		/* The memory of each role is its own business: no core, no ptrace, no /proc/PID/mem. The jail stage sets it itself. */
+		/* The memory of each role is its own business: no core, no ptrace, no /proc/PID/mem. The jail stage sets it itself.
+		 */
 		if (roles[i].entry != jail_main && prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0)
 			log_warn("cannot make this process undumpable");
 		return roles[i].entry();
@@ -98,10 +99,15 @@ static int parse(int argc, char **argv, struct options *o, int *status)
 {
 	enum { OPT_CONFIG = 1000, OPT_SET, OPT_READY, OPT_ROLE, OPT_LEVEL, OPT_JSON, OPT_VERSION, OPT_HELP };
 	static const struct option longs[] = {
-		{ "config", required_argument, NULL, OPT_CONFIG }, { "set", required_argument, NULL, OPT_SET },
-		{ "ready-fd", required_argument, NULL, OPT_READY }, { "role", required_argument, NULL, OPT_ROLE },
-		{ "log-level", required_argument, NULL, OPT_LEVEL }, { "log-json", no_argument, NULL, OPT_JSON },
-		{ "version", no_argument, NULL, OPT_VERSION }, { "help", no_argument, NULL, OPT_HELP }, { NULL, 0, NULL, 0 },
+		{ "config", required_argument, NULL, OPT_CONFIG },
+		{ "set", required_argument, NULL, OPT_SET },
+		{ "ready-fd", required_argument, NULL, OPT_READY },
+		{ "role", required_argument, NULL, OPT_ROLE },
+		{ "log-level", required_argument, NULL, OPT_LEVEL },
+		{ "log-json", no_argument, NULL, OPT_JSON },
+		{ "version", no_argument, NULL, OPT_VERSION },
+		{ "help", no_argument, NULL, OPT_HELP },
+		{ NULL, 0, NULL, 0 },
 	};
 	int64_t number;
 	struct err e;
@@ -127,8 +133,14 @@ static int parse(int argc, char **argv, struct options *o, int *status)
 				return *status = usage_error("--log-level is debug, info, warn or error", optarg);
 			break;
 		case OPT_JSON: o->log_json = true; break;
-		case OPT_VERSION: puts("noded " EPHEMERAL_VERSION); *status = EXIT_OK; return 1;
-		case OPT_HELP: fputs(usage_text, stdout); *status = EXIT_OK; return 1;
+		case OPT_VERSION:
+			puts("noded " EPHEMERAL_VERSION);
+			*status = EXIT_OK;
+			return 1;
+		case OPT_HELP:
+			fputs(usage_text, stdout);
+			*status = EXIT_OK;
+			return 1;
 		case 't': o->check_only = true; break;
 		default: fputs("Run `noded --help`.\n", stderr); return 1;
 		}

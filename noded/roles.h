@@ -2,14 +2,14 @@
  * The roles of noded: one executable, entered again by exec for each process (`noded --role NAME`), so that no role ever runs in a
  * copy of another's memory. keeper is what plain `noded` becomes; it starts every other role through the jail stage.
  *
- * main.c parses `--role NAME [--log-level L] [--log-json]`, calls log_init, makes itself undumpable and calls the entry point. Roles
- * read no configuration file: what they need comes in frames on their first descriptor. The numbers below are fixed.
+ * main.c parses `--role NAME [--log-level L] [--log-json]`, calls log_init, makes itself undumpable and calls the entry point.
+ * Roles read no configuration file: what they need comes in frames on their first descriptor. The numbers below are fixed.
  */
 #ifndef NODED_ROLES_H
 #define NODED_ROLES_H
 
 /* link: own uid, host network. */
-#define LINK_FD_KEEPER 3    /* frames (common/framed.h) to keeper */
+#define LINK_FD_KEEPER 3 /* frames (common/framed.h) to keeper */
 
 /* broker: own uid, host network, one per VM. */
 #define BROKER_FD_KEEPER 3  /* frames to keeper */

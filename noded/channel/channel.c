@@ -1,10 +1,10 @@
 /*
- * The channel role: `noded --role channel`, one per VM, own uid, empty network, no secret. It is where every byte of the guest and of
- * the VMM is parsed (guest.c, qmp.c); the broker gets only what was decoded and written again. Owns the serial stream, the monitor,
- * the console pipe and the socket to the broker; lives as long as the broker does.
+ * The channel role: `noded --role channel`, one per VM, own uid, empty network, no secret. It is where every byte of the guest and
+ * of the VMM is parsed (guest.c, qmp.c); the broker gets only what was decoded and written again. Owns the serial stream, the
+ * monitor, the console pipe and the socket to the broker; lives as long as the broker does.
  *
- * One libevent loop, one thread, nothing blocks. Back-pressure: the guest has credit for events only as the broker takes them, and its
- * stream is not read while much waits for the broker.
+ * One libevent loop, one thread, nothing blocks. Back-pressure: the guest has credit for events only as the broker takes them, and
+ * its stream is not read while much waits for the broker.
  */
 #include "channel/guest.h"
 #include "channel/qmp.h"
@@ -27,12 +27,12 @@
 #include <unistd.h>
 
 #define BROKER_QUEUE_MAX (16 * 1024 * 1024)
-#define BROKER_QUEUE_PAUSE (1024 * 1024)  /* above it the guest is not read */
+#define BROKER_QUEUE_PAUSE (1024 * 1024) /* above it the guest is not read */
 #define GUEST_READ_MAX (GUEST_FRAME_MAX + 4 + 65536)
-#define GUEST_OUT_MAX (8 * 1024 * 1024)   /* above it the guest does not read what it was promised: credit bounds us far below */
+#define GUEST_OUT_MAX (8 * 1024 * 1024) /* above it the guest does not read what it was promised: credit bounds us far below */
 #define CONSOLE_KEEP (16 * 1024)
 #define CONSOLE_SEND 2048
-#define CONSOLE_BOOT_MS 1000              /* while booting the console goes to the broker this often, if it said something */
+#define CONSOLE_BOOT_MS 1000 /* while booting the console goes to the broker this often, if it said something */
 
 struct channel {
 	struct event_base *base;
@@ -43,9 +43,9 @@ struct channel {
 	struct event *console_event, *console_timer;
 	char console[CONSOLE_KEEP]; /* ring */
 	size_t console_len, console_next;
-	bool console_new;           /* bytes came since it was last sent */
+	bool console_new; /* bytes came since it was last sent */
 	bool guest_paused;
-	bool guest_over;            /* broke the protocol: its stream is not read any more */
+	bool guest_over; /* broke the protocol: its stream is not read any more */
 	int status;
 };
 
@@ -377,10 +377,12 @@ static int open_all(struct channel *c, struct err *e)
 	c->guest_stream = open_stream(c, CHANNEL_FD_GUEST, on_guest_read, GUEST_READ_MAX);
 	c->qmp_stream = open_stream(c, CHANNEL_FD_QMP, on_qmp_read, 65536);
 	if (!c->guest_stream || !c->qmp_stream || evutil_make_socket_nonblocking(CHANNEL_FD_CONSOLE) != 0)
-		return err_set(e, ERR_IO, "descriptors %d to %d (this role is started by noded itself)", CHANNEL_FD_GUEST, CHANNEL_FD_CONSOLE);
+		return err_set(e, ERR_IO, "descriptors %d to %d (this role is started by noded itself)", CHANNEL_FD_GUEST,
+				CHANNEL_FD_CONSOLE);
 	c->console_event = event_new(c->base, CHANNEL_FD_CONSOLE, EV_READ | EV_PERSIST, on_console, c);
 	c->console_timer = event_new(c->base, -1, EV_PERSIST, on_console_timer, c);
-	if (!c->console_event || !c->console_timer || event_add(c->console_event, NULL) != 0 || event_add(c->console_timer, &boot) != 0)
+	if (!c->console_event || !c->console_timer || event_add(c->console_event, NULL) != 0 ||
+			event_add(c->console_timer, &boot) != 0)
 		return err_set(e, ERR_NOMEM, "no memory");
 	return 0;
 }

@@ -1,6 +1,6 @@
 /*
- * State machine of the guest channel, host side (guest.h). Everything that comes in here is hostile; what goes out to the broker was
- * decoded and written again. Memory: one call (4 MiB), one reply (4 MiB), one result (1 MiB) at most.
+ * State machine of the guest channel, host side (guest.h). Everything that comes in here is hostile; what goes out to the broker
+ * was decoded and written again. Memory: one call (4 MiB), one reply (4 MiB), one result (1 MiB) at most.
  *
  *   silent -> probed -> hello -> setup -> ready -> working -> done
  *                          \________\_______\________\-----> fatal          (the agent gave up)
@@ -25,7 +25,8 @@
 enum state { GS_SILENT, GS_PROBED, GS_HELLO, GS_SETUP, GS_READY, GS_WORKING, GS_DONE, GS_FATAL, GS_BROKEN, GS_COUNT };
 #define IN(s) (1U << GS_##s)
 
-static const char *const state_names[GS_COUNT] = { "silent", "probed", "hello", "setup", "ready", "working", "done", "fatal", "broken" };
+static const char *const state_names[GS_COUNT] = { "silent", "probed", "hello", "setup", "ready", "working", "done", "fatal",
+	"broken" };
 
 static const unsigned int legal_moves[GS_COUNT] = {
 	[GS_SILENT] = IN(PROBED) | IN(BROKEN),
@@ -43,19 +44,19 @@ struct guest_peer {
 	struct guest_peer_ops ops;
 	enum state state;
 	uint8_t nonce[GUEST_NONCE_LEN];
-	uint32_t event_owed;    /* bytes of events that the broker has not taken yet: GUEST_CREDIT at most */
-	uint32_t files_owed;    /* bytes of file frames that the guest has not taken yet: GUEST_CREDIT at most */
-	struct buf files;       /* file frames that wait for credit: u32 length, body */
-	size_t files_sent;      /* bytes of `files` */
-	bool files_whole;       /* the broker has sent all; SETUP_END goes after the last one */
-	uint32_t last_stream;   /* of the last call, 0 = none */
-	bool call_open;         /* last_stream waits for its CALL_END or its reply */
-	bool call_whole;        /* CALL_END was seen: the broker has it */
-	uint32_t reply_credit;  /* of last_stream, towards the guest */
-	size_t reply_sent;      /* bytes of `reply` */
+	uint32_t event_owed;   /* bytes of events that the broker has not taken yet: GUEST_CREDIT at most */
+	uint32_t files_owed;   /* bytes of file frames that the guest has not taken yet: GUEST_CREDIT at most */
+	struct buf files;      /* file frames that wait for credit: u32 length, body */
+	size_t files_sent;     /* bytes of `files` */
+	bool files_whole;      /* the broker has sent all; SETUP_END goes after the last one */
+	uint32_t last_stream;  /* of the last call, 0 = none */
+	bool call_open;        /* last_stream waits for its CALL_END or its reply */
+	bool call_whole;       /* CALL_END was seen: the broker has it */
+	uint32_t reply_credit; /* of last_stream, towards the guest */
+	size_t reply_sent;     /* bytes of `reply` */
 	struct buf call, reply, result;
-	struct buf scratch;     /* bodies for the broker */
-	struct buf out;         /* frames for the guest */
+	struct buf scratch; /* bodies for the broker */
+	struct buf out;     /* frames for the guest */
 };
 
 struct guest_peer *guest_peer_new(const struct guest_peer_ops *ops)
@@ -140,8 +141,9 @@ static int take_hello(struct guest_peer *p, const struct guest_frame_view *f, st
 	if (sodium_memcmp(h.nonce, p->nonce, GUEST_NONCE_LEN) != 0)
 		return err_set(e, ERR_PROTOCOL, "hello does not answer this probe");
 	if (h.protocol != GUEST_PROTOCOL)
-		return err_set(e, ERR_PROTOCOL, "the agent speaks protocol %u, this host %d: image and noded do not belong together",
-			       h.protocol, GUEST_PROTOCOL);
+		return err_set(e, ERR_PROTOCOL,
+				"the agent speaks protocol %u, this host %d: image and noded do not belong together", h.protocol,
+				GUEST_PROTOCOL);
 	move(p, GS_HELLO);
 	buf_reset(&p->scratch);
 	guest_hello_encode(&h, &p->scratch);
@@ -199,7 +201,8 @@ static int take_call_data(struct guest_peer *p, const struct guest_frame_view *f
 		buf_reset(&p->call);
 	}
 	if (f->stream != p->last_stream || p->call_whole)
-		return err_set(e, ERR_PROTOCOL, "call data on stream %u while the call of stream %u is open", f->stream, p->last_stream);
+		return err_set(e, ERR_PROTOCOL, "call data on stream %u while the call of stream %u is open", f->stream,
+				p->last_stream);
 	if (f->n == 0 || !buf_add(&p->call, f->body, f->n))
 		return err_set(e, ERR_PROTOCOL, "a call is 1 to %d bytes", MODEL_CALL_BYTES_MAX + 1);
 	/* Into bounded memory of ours, so the guest may go on; at most GUEST_BODY_MAX is ever on its way. */

@@ -1,6 +1,7 @@
 /*
- * The host's end of the guest channel as a state machine over bytes: every frame of the guest is checked against state, order, sizes
- * and credit, decoded, and encoded again for the broker. No descriptors, no time: channel.c feeds it, tests and the fuzzer too.
+ * The host's end of the guest channel as a state machine over bytes: every frame of the guest is checked against state, order,
+ * sizes and credit, decoded, and encoded again for the broker. No descriptors, no time: channel.c feeds it, tests and the fuzzer
+ * too.
  *
  * One per VM, on channel's only thread. Never blocks.
  */
@@ -38,7 +39,8 @@ int guest_peer_setup(struct guest_peer *p, const uint8_t *setup, size_t n, struc
 int guest_peer_file(struct guest_peer *p, uint32_t index, const uint8_t *bytes, size_t n, struct err *e) EPH_MUST_CHECK;
 int guest_peer_files_end(struct guest_peer *p, struct err *e) EPH_MUST_CHECK;
 /* Kept and sent as the guest gives credit. A reply to a call that is not open is an error. */
-int guest_peer_reply(struct guest_peer *p, uint32_t stream, uint8_t kind, const uint8_t *reply, size_t n, struct err *e) EPH_MUST_CHECK;
+int guest_peer_reply(
+		struct guest_peer *p, uint32_t stream, uint8_t kind, const uint8_t *reply, size_t n, struct err *e) EPH_MUST_CHECK;
 /* Bytes of events that the broker has taken: the guest may send as many more. */
 void guest_peer_event_credit(struct guest_peer *p, uint32_t bytes);
 void guest_peer_stop(struct guest_peer *p, const char *text);

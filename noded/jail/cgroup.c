@@ -1,7 +1,7 @@
 /*
  * Makes, kills and removes control groups (cgroup.h). Keeper's, root, one thread; every read and write is on cgroupfs or proc.
  */
-#include "jail/cgroup.h"
+#include "jail/cgroup_internal.h"
 
 #include "common/log.h"
 #include "common/text.h"
@@ -15,25 +15,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static const char *const ctl_names[CGROUP_CTL_COUNT] = { "memory", "pids", "cpu" };
-
-struct cgroups {
-	char v2[CGROUP_PATH_MAX];
-	char v1[CGROUP_CTL_COUNT][CGROUP_PATH_MAX]; /* "" = the controller is on v2 */
-	bool on_v2[CGROUP_CTL_COUNT];
-	char text[64];
-};
-
 struct cgroup {
 	char dir[CGROUP_DIRS_MAX][CGROUP_PATH_MAX]; /* [0] is v2 */
 	int ctl[CGROUP_DIRS_MAX];                   /* enum cgroup_ctl of a v1 directory; -1 for v2 */
 	size_t count;
-	int fd;                                     /* of dir[0]; -1 = adopted */
+	int fd; /* of dir[0]; -1 = adopted */
 	bool memory_on_v2;
 };
 
-/* Reads a small file of procfs or cgroupfs; false when it cannot be read. Longer content is cut. */
-static bool read_text(const char *path, char *out, size_t size)
+bool cgroup_read(const char *path, char *out, size_t size)
 {
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
 	size_t len = 0;
@@ -55,7 +45,7 @@ static bool read_text(const char *path, char *out, size_t size)
 	return true;
 }
 
-static int write_text(const char *dir, const char *file, const char *value, struct err *e)
+int cgroup_write(const char *dir, const char *file, const char *value, struct err *e)
 {
 	char path[CGROUP_PATH_MAX + 64];
 	size_t len = strlen(value);
@@ -78,98 +68,9 @@ static int write_text(const char *dir, const char *file, const char *value, stru
 /* As write_text, but a file that is not there (an option of the kernel) is fine. */
 static int write_optional(const char *dir, const char *file, const char *value, struct err *e)
 {
-	if (write_text(dir, file, value, e) == 0 || e->sys == ENOENT)
+	if (cgroup_write(dir, file, value, e) == 0 || e->sys == ENOENT)
 		return 0;
 	return -1;
-}
-
-/* --- finding our place -------------------------------------------------------------------------------------------------------- */
-
-static int find_one(const char *self, const char *mounts, const char *controller, const char *parent, char *out, struct err *e)
-{
-	char point[CGROUP_PATH_MAX], root[CGROUP_PATH_MAX], path[CGROUP_PATH_MAX];
-	const char *shown = *controller ? controller : "cgroup2";
-
-	if (!cgroup_parse_mount(mounts, controller, point, root, sizeof(point)))
-		return err_set(e, ERR_NOT_FOUND, "no %s hierarchy is mounted", shown);
-	if (parent && *parent) {
-		if (!text_fmt(out, CGROUP_PATH_MAX, "%s%s", point, parent))
-			return err_set(e, ERR_INVALID, "cgroup_parent %s is too long", parent);
-		if (mkdir(out, 0755) != 0 && errno != EEXIST)
-			return err_set_errno(e, "make cgroup_parent %s", out);
-		return 0;
-	}
-	if (!cgroup_parse_self(self, controller, path, sizeof(path)) || !cgroup_join(point, root, path, out, CGROUP_PATH_MAX))
-		return err_set(e, ERR_INVALID, "cannot tell noded's own group in the %s hierarchy", shown);
-	return 0;
-}
-
-/* v2 lets a group have children with limits only when no process stands in it: noded goes into a leaf of its own first. */
-static int enable_on_v2(struct cgroups *c, bool own, struct err *e)
-{
-	char leaf[CGROUP_PATH_MAX + 16], pid[24], root[CGROUP_PATH_MAX + 16], type[64];
-
-	if (!text_fmt(leaf, sizeof(leaf), "%s/noded", c->v2) || !text_fmt(pid, sizeof(pid), "%d", (int)getpid()) ||
-	    !text_fmt(root, sizeof(root), "%s/cgroup.type", c->v2))
-		return err_set(e, ERR_INTERNAL, "cgroup path is too long: %s", c->v2);
-	/* Only a group that is not the root has a type. */
-	if (own && read_text(root, type, sizeof(type))) {
-		if (mkdir(leaf, 0755) != 0 && errno != EEXIST)
-			return err_set_errno(e, "make %s", leaf);
-		if (write_text(leaf, "cgroup.procs", pid, e))
-			return -1;
-	}
-	for (int i = 0; i < CGROUP_CTL_COUNT; i++) {
-		char word[16];
-
-		if (c->on_v2[i] && (!text_fmt(word, sizeof(word), "+%s", ctl_names[i]) || write_text(c->v2, "cgroup.subtree_control", word, e)))
-			return err_wrap(e, "noded's group needs delegated controllers and no other process in it (systemd: Delegate=yes)");
-	}
-	return 0;
-}
-
-static bool word_in(const char *list, const char *word)
-{
-	size_t n = strlen(word);
-
-	for (const char *p = list; (p = strstr(p, word)) != NULL; p += n)
-		if ((p == list || p[-1] == ' ') && (p[n] == ' ' || p[n] == '\n' || p[n] == '\0'))
-			return true;
-	return false;
-}
-
-static void describe(struct cgroups *c)
-{
-	char v1[40] = "";
-	size_t len = 0;
-
-	for (int i = 0; i < CGROUP_CTL_COUNT; i++)
-		if (c->v1[i][0] && text_fmt(v1 + len, sizeof(v1) - len, " %s", ctl_names[i]))
-			len += strlen(v1 + len);
-	if (!text_fmt(c->text, sizeof(c->text), "v2%s%s", len ? " + v1" : "", v1))
-		c->text[0] = '\0';
-}
-
-static int find_all(struct cgroups *c, const char *parent, struct err *e)
-{
-	static char mounts[256 * 1024];
-	char self[8192], controllers[512], path[CGROUP_PATH_MAX + 32];
-	bool any_v2 = false;
-
-	if (!read_text("/proc/self/cgroup", self, sizeof(self)) || !read_text("/proc/self/mountinfo", mounts, sizeof(mounts)))
-		return err_set(e, ERR_NOT_FOUND, "cannot read /proc/self/cgroup and mountinfo: mount /proc");
-	if (find_one(self, mounts, "", parent, c->v2, e))
-		return err_wrap(e, "cgroup v2 is needed for killing VMs; mount -t cgroup2 none /sys/fs/cgroup/unified");
-	if (!text_fmt(path, sizeof(path), "%s/cgroup.controllers", c->v2) || !read_text(path, controllers, sizeof(controllers)))
-		return err_set(e, ERR_NOT_FOUND, "cannot read %s/cgroup.controllers", c->v2);
-	for (int i = 0; i < CGROUP_CTL_COUNT; i++) {
-		if (word_in(controllers, ctl_names[i]))
-			c->on_v2[i] = any_v2 = true;
-		else if (find_one(self, mounts, ctl_names[i], parent, c->v1[i], e))
-			return err_wrap(e, "the %s controller is on neither cgroup v2 nor v1", ctl_names[i]);
-	}
-	describe(c);
-	return any_v2 ? enable_on_v2(c, !(parent && *parent), e) : 0;
 }
 
 /* Proves at start, not at the first run, that groups can be made here. */
@@ -206,7 +107,7 @@ int cgroups_open(const char *parent, struct cgroups **out, struct err *e)
 		free(c);
 		return err_set(e, ERR_INVALID, "cgroup_parent must begin with /");
 	}
-	if (find_all(c, parent, e) || probe(c, e)) {
+	if (cgroup_find(c, parent, e) || probe(c, e)) {
 		free(c);
 		return -1;
 	}
@@ -283,12 +184,12 @@ static int limit_memory(const char *dir, bool v2, uint64_t bytes, struct err *e)
 	if (!text_fmt(text, sizeof(text), "%" PRIu64, bytes))
 		return err_set(e, ERR_INTERNAL, "number");
 	if (v2)
-		return write_text(dir, "memory.max", text, e) || write_optional(dir, "memory.swap.max", "0", e) ||
-					       write_optional(dir, "memory.oom.group", "1", e)
+		return cgroup_write(dir, "memory.max", text, e) || write_optional(dir, "memory.swap.max", "0", e) ||
+						       write_optional(dir, "memory.oom.group", "1", e)
 				       ? -1
 				       : 0;
-	return write_text(dir, "memory.limit_in_bytes", text, e) || write_optional(dir, "memory.memsw.limit_in_bytes", text, e) ||
-				       write_optional(dir, "memory.swappiness", "0", e)
+	return cgroup_write(dir, "memory.limit_in_bytes", text, e) || write_optional(dir, "memory.memsw.limit_in_bytes", text, e) ||
+					       write_optional(dir, "memory.swappiness", "0", e)
 			       ? -1
 			       : 0;
 }
@@ -301,7 +202,7 @@ static int limit_pids(const char *dir, uint32_t pids, struct err *e)
 		return 0;
 	if (!text_fmt(text, sizeof(text), "%" PRIu32, pids))
 		return err_set(e, ERR_INTERNAL, "number");
-	return write_text(dir, "pids.max", text, e);
+	return cgroup_write(dir, "pids.max", text, e);
 }
 
 static int limit_cpu(const char *dir, bool v2, uint32_t percent, struct err *e)
@@ -314,7 +215,7 @@ static int limit_cpu(const char *dir, bool v2, uint32_t percent, struct err *e)
 	if (v2) {
 		if (!text_fmt(text, sizeof(text), "%" PRIu32 " %" PRIu32, percent * (period_us / 100), period_us))
 			return err_set(e, ERR_INTERNAL, "number");
-		return write_text(dir, "cpu.max", text, e);
+		return cgroup_write(dir, "cpu.max", text, e);
 	}
 	if (!text_fmt(text, sizeof(text), "%" PRIu32, percent * (period_us / 100)))
 		return err_set(e, ERR_INTERNAL, "number");
@@ -405,7 +306,7 @@ void cgroup_kill(const struct cgroup *g)
 {
 	struct err e;
 
-	if (write_text(g->dir[0], "cgroup.kill", "1", &e) && e.sys != ENOENT)
+	if (cgroup_write(g->dir[0], "cgroup.kill", "1", &e) && e.sys != ENOENT)
 		log_error("cgroup kill failed error=\"%s\"", e.text);
 }
 
@@ -415,7 +316,7 @@ static uint64_t keyed(const char *dir, const char *file, const char *key)
 	char path[CGROUP_PATH_MAX + 64], text[4096];
 	size_t n = strlen(key);
 
-	if (!text_fmt(path, sizeof(path), "%s/%s", dir, file) || !read_text(path, text, sizeof(text)))
+	if (!text_fmt(path, sizeof(path), "%s/%s", dir, file) || !cgroup_read(path, text, sizeof(text)))
 		return 0;
 	for (const char *line = text; *line;) {
 		const char *end = strchrnul(line, '\n');
@@ -472,7 +373,7 @@ uint64_t cgroup_memory_peak(const struct cgroup *g)
 	char path[CGROUP_PATH_MAX + 64], text[64];
 
 	if (!dir || !text_fmt(path, sizeof(path), "%s/%s", dir, g->memory_on_v2 ? "memory.peak" : "memory.max_usage_in_bytes") ||
-	    !read_text(path, text, sizeof(text)))
+			!cgroup_read(path, text, sizeof(text)))
 		return 0;
 	return strtoull(text, NULL, 10);
 }

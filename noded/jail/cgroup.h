@@ -3,7 +3,8 @@
  * Groups are made flat below noded's own group of each hierarchy, one set of directories a group, named by the caller.
  *
  * Used by keeper only, as root, on its one thread. File operations on cgroupfs do not block on devices. Owns the directories it
- * made until cgroup_remove says that they are gone; a `struct cgroup` that is freed before leaves them for recovery at the next start.
+ * made until cgroup_remove says that they are gone; a `struct cgroup` that is freed before leaves them for recovery at the next
+ * start.
  */
 #ifndef NODED_JAIL_CGROUP_H
 #define NODED_JAIL_CGROUP_H
@@ -23,7 +24,7 @@ enum cgroup_ctl { CGROUP_MEMORY, CGROUP_PIDS, CGROUP_CPU, CGROUP_CTL_COUNT };
 struct cgroup_limits {
 	uint64_t memory_bytes; /* swap is always 0 beyond it */
 	uint32_t pids;
-	uint32_t cpu_percent;  /* of one CPU; 0 = no quota */
+	uint32_t cpu_percent; /* of one CPU; 0 = no quota */
 };
 
 struct cgroups; /* where groups can be made on this host */
@@ -38,18 +39,19 @@ const char *cgroups_text(const struct cgroups *c);
 void cgroups_each(const struct cgroups *c, const char *prefix, void (*fn)(void *arg, const char *name), void *arg);
 
 /* Makes the directories and sets the limits. A directory that is there already is an error: names are never used twice. */
-int cgroup_make(struct cgroups *c, const char *name, const struct cgroup_limits *limits, struct cgroup **out, struct err *e) EPH_MUST_CHECK;
+int cgroup_make(struct cgroups *c, const char *name, const struct cgroup_limits *limits, struct cgroup **out,
+		struct err *e) EPH_MUST_CHECK;
 /* The same group as it may have been left behind; directories need not exist. NULL: no memory or the name is too long. */
 struct cgroup *cgroup_adopt(struct cgroups *c, const char *name);
 void cgroup_free(struct cgroup *g);
 
-int cgroup_dir_fd(const struct cgroup *g);  /* v2 directory, for CLONE_INTO_CGROUP; owned by g; -1 for an adopted group */
+int cgroup_dir_fd(const struct cgroup *g); /* v2 directory, for CLONE_INTO_CGROUP; owned by g; -1 for an adopted group */
 int cgroup_open_kill(const struct cgroup *g, struct err *e); /* new descriptor of cgroup.kill, write only; -1 on error */
 size_t cgroup_dirs(const struct cgroup *g); /* directories, v2 first; the rest are v1 and entered by the process itself */
 const char *cgroup_dir(const struct cgroup *g, size_t i);
 
-void cgroup_kill(const struct cgroup *g);            /* all processes of it; a group that is gone is fine */
-bool cgroup_populated(const struct cgroup *g);       /* any live process in any hierarchy */
+void cgroup_kill(const struct cgroup *g);                          /* all processes of it; a group that is gone is fine */
+bool cgroup_populated(const struct cgroup *g);                     /* any live process in any hierarchy */
 int cgroup_remove(struct cgroup *g, struct err *e) EPH_MUST_CHECK; /* 0 all gone, 1 still busy, -1 error */
 uint64_t cgroup_oom_kills(const struct cgroup *g);
 uint64_t cgroup_memory_peak(const struct cgroup *g); /* bytes; 0 unknown */

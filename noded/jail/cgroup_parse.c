@@ -1,6 +1,6 @@
 /*
- * Where this process stands in each cgroup hierarchy: reads the texts of /proc/self/cgroup and /proc/self/mountinfo. Pure functions,
- * called by cgroup.c and by tests; nothing here blocks or keeps state.
+ * Where this process stands in each cgroup hierarchy: reads the texts of /proc/self/cgroup and /proc/self/mountinfo. Pure
+ * functions, called by cgroup.c and by tests; nothing here blocks or keeps state.
  */
 #include "jail/cgroup.h"
 
@@ -108,7 +108,8 @@ bool cgroup_parse_mount(const char *text, const char *controller, char *point, c
 			dash++;
 		if (count < 10 || dash + 3 >= count)
 			continue;
-		if (*controller ? !field_is(field[dash + 1], len[dash + 1], "cgroup") || !has_word(field[dash + 3], len[dash + 3], controller)
+		if (*controller ? !field_is(field[dash + 1], len[dash + 1], "cgroup") ||
+								!has_word(field[dash + 3], len[dash + 3], controller)
 				: !field_is(field[dash + 1], len[dash + 1], "cgroup2"))
 			continue;
 		if (unescape(field[4], len[4], point, size) && unescape(field[3], len[3], root, size))

@@ -28,7 +28,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define FIRST_FD 3        /* of the process that is exec'd */
+#define FIRST_FD 3       /* of the process that is exec'd */
 #define KEEP_FD_HIGH 200 /* from here wait the descriptors that are closed by exec, above every one that is moved */
 
 /* What the stage itself needs until it execs. */
@@ -98,8 +98,8 @@ static int limit(int what, const char *name, rlim_t value, struct err *e)
 static int set_limits(const struct jail_job *job, struct err *e)
 {
 	if (limit(RLIMIT_CORE, "CORE", 0, e) || limit(RLIMIT_NOFILE, "NOFILE", job->nofile, e) ||
-	    limit(RLIMIT_FSIZE, "FSIZE", job->fsize, e) || limit(RLIMIT_MEMLOCK, "MEMLOCK", job->memlock, e) ||
-	    limit(RLIMIT_MSGQUEUE, "MSGQUEUE", 0, e))
+			limit(RLIMIT_FSIZE, "FSIZE", job->fsize, e) || limit(RLIMIT_MEMLOCK, "MEMLOCK", job->memlock, e) ||
+			limit(RLIMIT_MSGQUEUE, "MSGQUEUE", 0, e))
 		return -1;
 	return 0;
 }
@@ -172,7 +172,8 @@ static int install_filter(const struct jail_job *job, struct err *e)
 
 	if (job->filter_len == 0)
 		return 0;
-	prog = (struct sock_fprog){ .len = (unsigned short)(job->filter_len / sizeof(struct sock_filter)), .filter = (void *)job->filter };
+	prog = (struct sock_fprog){ .len = (unsigned short)(job->filter_len / sizeof(struct sock_filter)),
+		.filter = (void *)job->filter };
 	if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &prog, 0, 0) != 0)
 		return err_set_errno(e, "seccomp filter");
 	return 0;

@@ -1,6 +1,6 @@
 /*
- * clone3 into cgroup and namespaces, then exec of ourselves as the jail stage (spawn.h). Between clone and exec the child only makes
- * plain system calls: keeper has one thread, but its memory is not the child's to use.
+ * clone3 into cgroup and namespaces, then exec of ourselves as the jail stage (spawn.h). Between clone and exec the child only
+ * makes plain system calls: keeper has one thread, but its memory is not the child's to use.
  */
 #include "jail/spawn.h"
 
@@ -90,11 +90,12 @@ static uint64_t namespaces(const struct jail_job *job, enum jail_net net)
 {
 	if (!job->confined)
 		return 0;
-	return (unsigned int)(CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS | (net == JAIL_NET_EMPTY ? CLONE_NEWNET : 0));
+	return (unsigned int)(CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS |
+			      (net == JAIL_NET_EMPTY ? CLONE_NEWNET : 0));
 }
 
 int jail_spawn(struct jail_job *job, enum jail_net net, int cgroup_fd, const int *fds, size_t fd_count, struct jail_spawned *out,
-	       struct err *e)
+		struct err *e)
 {
 	static char *argv[] = { (char *)"noded", (char *)"--role", (char *)"jail", NULL };
 	char **envp = job->env;

@@ -19,6 +19,6 @@ struct jail_spawned {
 /* cgroup_fd: v2 group it is born in, -1 = keeper's own. fds[i] becomes descriptor 3 + i of the process; they stay the caller's.
  * Sets job->fd_count. */
 int jail_spawn(struct jail_job *job, enum jail_net net, int cgroup_fd, const int *fds, size_t fd_count, struct jail_spawned *out,
-	       struct err *e) EPH_MUST_CHECK;
+		struct err *e) EPH_MUST_CHECK;
 
 #endif

@@ -120,7 +120,8 @@ int jail_tree_enter(const struct jail_job *job, struct err *e)
 {
 	if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0)
 		return err_set_errno(e, "make mounts private");
-	/* Devices are allowed for the nodes that are made here; afterwards nobody in the jail can write to it or has the right to. */
+	/* Devices are allowed for the nodes that are made here; afterwards nobody in the jail can write to it or has the right to.
+	 */
 	if (mount("tree", job->root, "tmpfs", MS_NOSUID, TREE_OPTIONS) != 0)
 		return err_set_errno(e, "mount the tree over %s", job->root);
 	for (uint32_t i = 0; i < job->link_count; i++)

@@ -1,4 +1,5 @@
-/* The file tree that a jailed process sees: a small tmpfs with read-only binds. Jail stage only, as root, in its own mount namespace. */
+/* The file tree that a jailed process sees: a small tmpfs with read-only binds. Jail stage only, as root, in its own mount
+ * namespace. */
 #ifndef NODED_JAIL_TREE_H
 #define NODED_JAIL_TREE_H
 

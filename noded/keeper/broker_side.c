@@ -205,8 +205,8 @@ int broker_side_assign(struct vm *vm, struct err *e)
 		a.lease_deadline_boot_ns = vm->received_boot_ns + LEASE_UNKNOWN_NS;
 	memcpy(a.image_hash, h->image_hash, sizeof(a.image_hash));
 	if (!text_fmt(a.image, sizeof(a.image), "%.12s", h->image_name) || !text_copy(a.vmm, sizeof(a.vmm), h->vmm.version) ||
-	    !text_copy(a.isolation, sizeof(a.isolation), h->isolation) || !text_copy(a.jail, sizeof(a.jail), h->jail) ||
-	    !text_copy(a.start_mode, sizeof(a.start_mode), "cold"))
+			!text_copy(a.isolation, sizeof(a.isolation), h->isolation) || !text_copy(a.jail, sizeof(a.jail), h->jail) ||
+			!text_copy(a.start_mode, sizeof(a.start_mode), "cold"))
 		return err_set(e, ERR_INTERNAL, "description of this host is too long");
 	role_broker_assign_encode(&a, &b);
 	sent = !b.failed && framed_send(vm->broker, RF_BROKER_ASSIGN, b.data, b.len);

@@ -24,7 +24,7 @@ struct child {
 	struct event *exited, *status;
 	char text[ERR_TEXT_MAX]; /* what the jail stage says */
 	size_t text_len;
-	bool told;               /* on_exec was called */
+	bool told; /* on_exec was called */
 };
 
 static void destroy(struct child *c)
@@ -110,7 +110,8 @@ static void on_exited(evutil_socket_t fd, short what, void *arg)
 	destroy(c);
 }
 
-int child_new(struct event_base *base, const struct jail_spawned *spawned, const struct child_ops *ops, struct child **out, struct err *e)
+int child_new(struct event_base *base, const struct jail_spawned *spawned, const struct child_ops *ops, struct child **out,
+		struct err *e)
 {
 	struct child *c = calloc(1, sizeof(*c));
 

@@ -24,7 +24,7 @@ struct child_ops {
 
 /* Takes the descriptors of `spawned` over, also when it fails (the process is killed then). */
 int child_new(struct event_base *base, const struct jail_spawned *spawned, const struct child_ops *ops, struct child **out,
-	      struct err *e) EPH_MUST_CHECK;
+		struct err *e) EPH_MUST_CHECK;
 void child_kill(struct child *c); /* SIGKILL; on_exit follows */
 /* Kills and forgets: no callback comes any more. For keeper's own end; blocks for half a second at most, to reap it. */
 void child_drop(struct child *c);

@@ -1,6 +1,6 @@
 /*
- * What this host must have before a VM may start here, checked in the order in which an operator would mend it (host.h). Called once at
- * start and by -t, before the loop runs; blocks for up to a second.
+ * What this host must have before a VM may start here, checked in the order in which an operator would mend it (host.h). Called
+ * once at start and by -t, before the loop runs; blocks for up to a second.
  */
 #include "keeper/host_internal.h"
 
@@ -26,7 +26,9 @@
 static int check_root(struct err *e)
 {
 	if (geteuid() != 0)
-		return err_set(e, ERR_DENIED, "noded must be started as root: it makes namespaces and user ids for VMs, and drops root in all else");
+		return err_set(e, ERR_DENIED,
+				"noded must be started as root: it makes namespaces and user ids for VMs, and drops root in all "
+				"else");
 	return 0;
 }
 
@@ -47,7 +49,8 @@ static int check_namespaces(struct err *e)
 	if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
 		return 0;
 	errno = WIFEXITED(status) ? WEXITSTATUS(status) & 0x7f : EINVAL;
-	return err_set_errno(e, "namespaces cannot be made here (in a container run it privileged; insecure_no_jail = true goes without)");
+	return err_set_errno(e,
+			"namespaces cannot be made here (in a container run it privileged; insecure_no_jail = true goes without)");
 }
 
 static int find_binary(const char *name, char *out, size_t size, struct err *e)
@@ -84,7 +87,8 @@ static bool kvm_works(int fd)
 	return vcpu >= 0;
 }
 
-/* Is there virtualization in the CPU? There are hosts with a KVM in software alone, which makes VMs that no usual kernel boots in. */
+/* Is there virtualization in the CPU? There are hosts with a KVM in software alone, which makes VMs that no usual kernel boots in.
+ */
 static bool cpu_virtualizes(void)
 {
 	char text[8192], *flags;
@@ -127,16 +131,20 @@ static int choose_isolation(const struct noded_config *c, struct host *h, struct
 		return 0;
 	}
 	if (c->isolation == ISOLATION_KVM)
-		return err_set(e, ERR_NOT_FOUND, "isolation = kvm, but this host has no KVM that boots a guest: enable virtualization (vmx or svm) on it");
+		return err_set(e, ERR_NOT_FOUND,
+				"isolation = kvm, but this host has no KVM that boots a guest: enable virtualization (vmx or svm) "
+				"on it");
 	if (c->emulation != EMULATION_ALLOW)
 		return err_set(e, ERR_NOT_FOUND,
-			       "KVM %s; enable virtualization (vmx or svm) on this host, or set emulation = allow to run VMs emulated (slow, not "
-			       "isolation class kvm)",
-			       c->kvm == KVM_OFF ? "is not used (kvm = off)" : "cannot boot a guest here");
+				"KVM %s; enable virtualization (vmx or svm) on this host, or set emulation = allow to run VMs "
+				"emulated (slow, not "
+				"isolation class kvm)",
+				c->kvm == KVM_OFF ? "is not used (kvm = off)" : "cannot boot a guest here");
 	h->isolation = "emulated";
 	h->vmm.tsc_khz = vmm_measure_tsc_khz();
 	if (h->vmm.tsc_khz == 0)
-		return err_set(e, ERR_INVALID, "the time stamp counter of this host cannot be measured, and emulated VMs do not boot without");
+		return err_set(e, ERR_INVALID,
+				"the time stamp counter of this host cannot be measured, and emulated VMs do not boot without");
 	return 0;
 }
 
@@ -175,7 +183,8 @@ static int open_all(const struct noded_config *c, struct host *h, struct err *e)
 		return -1;
 	count_host(h);
 	if (h->memory_mib == 0 && c->memory_mib == 0)
-		return err_set(e, ERR_LIMIT, "less than %d MiB of memory are available; free some, or set memory_mib", HOST_RESERVE_MIB);
+		return err_set(e, ERR_LIMIT, "less than %d MiB of memory are available; free some, or set memory_mib",
+				HOST_RESERVE_MIB);
 	return 0;
 }
 

@@ -18,12 +18,12 @@ struct host {
 	struct vmm_host vmm;
 	char binary[1024];
 	char image_path[IMAGE_FILES][1024];
-	int image_fd[IMAGE_FILES];         /* of the very files that were hashed; what the jail binds */
+	int image_fd[IMAGE_FILES]; /* of the very files that were hashed; what the jail binds */
 	uint8_t image_hash[SHA256_LEN];
-	char image_name[65];               /* hash in hex */
-	const char *isolation;             /* "kvm" | "emulated" */
-	const char *jail;                  /* "full", or what is missing */
-	uint32_t cpus, memory_mib;         /* of the host; memory: available when it was looked at */
+	char image_name[65];       /* hash in hex */
+	const char *isolation;     /* "kvm" | "emulated" */
+	const char *jail;          /* "full", or what is missing */
+	uint32_t cpus, memory_mib; /* of the host; memory: available when it was looked at */
 	char boot_id[40];
 	int64_t boot_timeout_ms;
 };

@@ -94,7 +94,8 @@ static int load_keys(struct identity *id, struct seeds *s, struct err *e)
 	wire_raw(&r, s->seal, 32);
 	wire_raw(&r, s->receipt, 32);
 	if (wire_end(&r, "identity.key", e))
-		err_wrap(e, "%s is damaged; restore it, or remove it together with %s/node and enrol this host again", path, id->dir);
+		err_wrap(e, "%s is damaged; restore it, or remove it together with %s/node and enrol this host again", path,
+				id->dir);
 	else
 		rc = 0;
 	if (b.data)
@@ -193,7 +194,8 @@ int identity_enrol(struct identity *id, const struct link_enrol_reply *reply, co
 	if (rc)
 		return -1;
 	id->reply = *reply;
-	if (!text_copy(id->addresses, sizeof(id->addresses), token->addresses) || !text_copy(id->ca_pem, sizeof(id->ca_pem), token->ca_pem))
+	if (!text_copy(id->addresses, sizeof(id->addresses), token->addresses) ||
+			!text_copy(id->ca_pem, sizeof(id->ca_pem), token->ca_pem))
 		return err_set(e, ERR_LIMIT, "addresses or CA of the join token are too long");
 	return 0;
 }

@@ -19,7 +19,8 @@ void identity_free(struct identity *id); /* wipes */
 bool identity_enrolled(const struct identity *id);
 const char *identity_node_id(const struct identity *id);
 /* Keeps what controld answered to the enrolment, and the addresses and CA of the token that was used. */
-int identity_enrol(struct identity *id, const struct link_enrol_reply *reply, const struct join_token *token, struct err *e) EPH_MUST_CHECK;
+int identity_enrol(struct identity *id, const struct link_enrol_reply *reply, const struct join_token *token,
+		struct err *e) EPH_MUST_CHECK;
 /* Fills keys, signatures and, when enrolled, id, addresses and CA. */
 void identity_fill(const struct identity *id, struct role_link_init *out);
 

@@ -1,6 +1,6 @@
 /*
- * Checks the guest image before anything boots from it: the three files must be what image.json says. Called once at start by host.c;
- * reads about 160 MB.
+ * Checks the guest image before anything boots from it: the three files must be what image.json says. Called once at start by
+ * host.c; reads about 160 MB.
  */
 #include "keeper/host_internal.h"
 
@@ -67,7 +67,8 @@ static int check_part(struct host *h, const char *dir, enum image_file which, co
 	if (hash_file(h->image_fd[which], path, hex, e))
 		return -1;
 	if (strcmp(hex, want) != 0)
-		return err_set(e, ERR_INVALID, "%s is not what image.json describes (SHA-256 %.12s..., expected %.12s...); " FIX, path, hex, want);
+		return err_set(e, ERR_INVALID, "%s is not what image.json describes (SHA-256 %.12s..., expected %.12s...); " FIX,
+				path, hex, want);
 	return 0;
 }
 

@@ -41,8 +41,8 @@ struct journal {
 	int64_t admitted_real_ms;
 	uint64_t first_seq;
 	uint8_t image_hash[SHA256_LEN];
-	bool spool_is_memfd;        /* it died with us */
-	char boot_id[BOOT_ID_MAX];  /* of the host: pids of another boot mean nothing */
+	bool spool_is_memfd;       /* it died with us */
+	char boot_id[BOOT_ID_MAX]; /* of the host: pids of another boot mean nothing */
 	struct journal_process process[SLOT_ROLES];
 	char cgroup[SLOT_ROLES][96]; /* group names; "" = none */
 };

@@ -1,7 +1,7 @@
 /*
- * keeper's start, loop and end (keeper.h). Root, one thread. Order of a start: directories, lock, what the host must have, identity,
- * what an earlier noded left, link. Order of a stop: nothing new, all VMs ended and reported, link, then exit; what could not be
- * reported within STOP_MS stays in the journal for the next start.
+ * keeper's start, loop and end (keeper.h). Root, one thread. Order of a start: directories, lock, what the host must have,
+ * identity, what an earlier noded left, link. Order of a stop: nothing new, all VMs ended and reported, link, then exit; what could
+ * not be reported within STOP_MS stays in the journal for the next start.
  */
 #include "keeper/keeper.h"
 #include "keeper/keeper_internal.h"
@@ -110,7 +110,8 @@ static void on_sweep(evutil_socket_t fd, short what, void *arg)
 	for (struct vm *vm = k->vms; vm; vm = next) {
 		next = vm->next;
 		if (vm->booting && vm->exec_boot_ns > 0 &&
-		    clock_boot_ns() - vm->exec_boot_ns > (k->host.boot_timeout_ms + BOOT_BACKSTOP_MS) * INT64_C(1000000))
+				clock_boot_ns() - vm->exec_boot_ns >
+						(k->host.boot_timeout_ms + BOOT_BACKSTOP_MS) * INT64_C(1000000))
 			vm_fail_start(vm, "the boot is far over its deadline, and the broker did not end it");
 	}
 }
@@ -124,8 +125,9 @@ static int add_events(struct keeper *k, struct err *e)
 	k->stop_timer = event_new(k->base, -1, 0, on_stop_timer, k);
 	k->sweep_timer = event_new(k->base, -1, EV_PERSIST, on_sweep, k);
 	k->turn = event_new(k->base, -1, 0, on_turn, k);
-	if (!k->signals[0] || !k->signals[1] || !k->stop_timer || !k->sweep_timer || !k->turn || event_add(k->signals[0], NULL) != 0 ||
-	    event_add(k->signals[1], NULL) != 0 || event_add(k->sweep_timer, &sweep) != 0)
+	if (!k->signals[0] || !k->signals[1] || !k->stop_timer || !k->sweep_timer || !k->turn ||
+			event_add(k->signals[0], NULL) != 0 || event_add(k->signals[1], NULL) != 0 ||
+			event_add(k->sweep_timer, &sweep) != 0)
 		return err_set(e, ERR_NOMEM, "no memory");
 	return 0;
 }
@@ -137,12 +139,12 @@ static int make_directories(struct keeper *k, struct err *e)
 	const struct noded_config *c = k->config;
 
 	if (!text_fmt(k->journal_dir, sizeof(k->journal_dir), "%s/journal", c->state_dir) ||
-	    !text_fmt(k->spool_dir, sizeof(k->spool_dir), "%s/spool", c->state_dir) ||
-	    !text_fmt(k->vm_dir, sizeof(k->vm_dir), "%s/vm", c->run_dir) ||
-	    !text_fmt(k->link.root, sizeof(k->link.root), "%s/link", c->run_dir))
+			!text_fmt(k->spool_dir, sizeof(k->spool_dir), "%s/spool", c->state_dir) ||
+			!text_fmt(k->vm_dir, sizeof(k->vm_dir), "%s/vm", c->run_dir) ||
+			!text_fmt(k->link.root, sizeof(k->link.root), "%s/link", c->run_dir))
 		return err_set(e, ERR_LIMIT, "state_dir or run_dir is too long");
 	if (files_mkdir(c->state_dir, 0700, e) || files_mkdir(k->journal_dir, 0700, e) || files_mkdir(k->spool_dir, 0700, e) ||
-	    files_mkdir(c->run_dir, 0700, e) || files_mkdir(k->vm_dir, 0700, e) || files_mkdir(k->link.root, 0700, e))
+			files_mkdir(c->run_dir, 0700, e) || files_mkdir(k->vm_dir, 0700, e) || files_mkdir(k->link.root, 0700, e))
 		return -1;
 	return 0;
 }
@@ -159,7 +161,8 @@ static int take_lock(struct keeper *k, struct err *e)
 	if (flock(k->lock_fd, LOCK_EX | LOCK_NB) == 0)
 		return 0;
 	if (errno == EWOULDBLOCK)
-		return err_set(e, ERR_CONFLICT, "another noded works on %s: stop it first, or give this one a state_dir of its own", k->config->state_dir);
+		return err_set(e, ERR_CONFLICT, "another noded works on %s: stop it first, or give this one a state_dir of its own",
+				k->config->state_dir);
 	return err_set_errno(e, "lock %s", path);
 }
 
@@ -197,7 +200,8 @@ static int load_token(struct keeper *k, struct err *e)
 		return 0;
 	if (!path || !*path)
 		return err_set(e, ERR_NOT_FOUND,
-			       "this host is not enrolled: make a token with `ephemeral admin node token`, put it into a file and set join_token_file");
+				"this host is not enrolled: make a token with `ephemeral admin node token`, put it into a file and "
+				"set join_token_file");
 	if (files_load(path, &b, e)) {
 		buf_free(&b);
 		return err_wrap(e, "join_token_file");
@@ -211,7 +215,8 @@ static int load_token(struct keeper *k, struct err *e)
 	if (join_token_parse(k->token_text, k->token, e))
 		return err_wrap(e, "join_token_file %s", path);
 	if (k->token->expires_ms > 0 && k->token->expires_ms < clock_real_ms())
-		return err_set(e, ERR_DENIED, "the join token in %s has expired: make a new one with `ephemeral admin node token`", path);
+		return err_set(e, ERR_DENIED, "the join token in %s has expired: make a new one with `ephemeral admin node token`",
+				path);
 	return 0;
 }
 
@@ -234,9 +239,11 @@ static void say_host(const struct keeper *k)
 {
 	const struct host *h = &k->host;
 
-	log_info("host vmm=\"%s\" isolation=%s jail=\"%s\" cgroups=\"%s\" image=%.12s memory_mib=%u vcpus=%u slots=%u boots=%u tsc_khz=%" PRIu64,
-		 h->vmm.version, h->isolation, h->jail, cgroups_text(h->cgroups), h->image_name, k->admission.total_memory_mib,
-		 k->admission.total_vcpus, k->admission.total_slots, k->max_booting, h->vmm.tsc_khz);
+	log_info("host vmm=\"%s\" isolation=%s jail=\"%s\" cgroups=\"%s\" image=%.12s memory_mib=%u vcpus=%u slots=%u boots=%u "
+		 "tsc_khz=%" PRIu64,
+			h->vmm.version, h->isolation, h->jail, cgroups_text(h->cgroups), h->image_name,
+			k->admission.total_memory_mib, k->admission.total_vcpus, k->admission.total_slots, k->max_booting,
+			h->vmm.tsc_khz);
 	if (!h->vmm.kvm)
 		log_warn("NO KVM: VMs are emulated on this host. They are slow, and emulation is not sold as isolation");
 	if (k->config->insecure_no_jail)
@@ -324,8 +331,8 @@ static int check(const struct noded_config *config)
 		fprintf(stderr, "noded: %s\n", e.text);
 		return -1;
 	}
-	printf("configuration: good\nvmm: %s\nisolation: %s\njail: %s\ncgroups: %s\nimage: %s\n", h.vmm.version, h.isolation, h.jail,
-	       cgroups_text(h.cgroups), h.image_name);
+	printf("configuration: good\nvmm: %s\nisolation: %s\njail: %s\ncgroups: %s\nimage: %s\n", h.vmm.version, h.isolation,
+			h.jail, cgroups_text(h.cgroups), h.image_name);
 	host_close(&h);
 	return 0;
 }

@@ -40,45 +40,45 @@ struct vm {
 	struct vm *next;
 	struct journal journal; /* as it stands on disk: ids, token, slot, reservation, state */
 	struct vm_want want;
-	struct vm_seen seen;    /* but the processes' states, which are below */
+	struct vm_seen seen; /* but the processes' states, which are below */
 	struct vm_proc proc[SLOT_ROLES];
-	struct framed *broker;  /* NULL before it was started and after it is gone */
-	struct event *timer;    /* retries of what was busy; the boot's backstop */
-	int64_t retry_ms;       /* 0 = no retry is due */
-	char spool_path[600];   /* "" = memfd */
-	int spool_fd;           /* read and write; -1 = there is none */
+	struct framed *broker; /* NULL before it was started and after it is gone */
+	struct event *timer;   /* retries of what was busy; the boot's backstop */
+	int64_t retry_ms;      /* 0 = no retry is due */
+	char spool_path[600];  /* "" = memfd */
+	int spool_fd;          /* read and write; -1 = there is none */
 	struct frame replay[REPLAY_COUNT];
 	struct frame early[VM_EARLY_FRAMES];
 	size_t early_count;
 	/* Until the broker has them. */
 	uint8_t *assignment;
 	size_t assignment_len;
-	uint8_t *secrets;       /* opened; wiped when freed */
+	uint8_t *secrets; /* opened; wiped when freed */
 	size_t secrets_len;
 	int64_t received_boot_ns;
-	int64_t exec_boot_ns;   /* 0 until the VMM was exec'd */
+	int64_t exec_boot_ns;    /* 0 until the VMM was exec'd */
 	int64_t destroy_boot_ns; /* when the VMM's end was ordered or seen; 0 = not yet */
-	int64_t gone_ms;        /* from there to gone; -1 = not gone */
-	bool vmm_ended;         /* by itself: the broker gets the text below */
+	int64_t gone_ms;         /* from there to gone; -1 = not gone */
+	bool vmm_ended;          /* by itself: the broker gets the text below */
 	int vmm_status;
 	char vmm_text[256];
-	char broker_text[128];  /* how the broker ended, when it did by itself */
-	bool booting;           /* holds one of the boot places */
-	bool recovered;         /* from the journal of an earlier noded */
-	bool silent;            /* fenced: report nothing */
-	bool refused;           /* the report is a refusal */
-	bool refuse_failed;     /* ... that counts as an attempt */
-	enum errcode end_code;  /* of keeper's own report */
+	char broker_text[128]; /* how the broker ended, when it did by itself */
+	bool booting;          /* holds one of the boot places */
+	bool recovered;        /* from the journal of an earlier noded */
+	bool silent;           /* fenced: report nothing */
+	bool refused;          /* the report is a refusal */
+	bool refuse_failed;    /* ... that counts as an attempt */
+	enum errcode end_code; /* of keeper's own report */
 	char end_text[513];
 };
 
 struct link_side {
 	struct child *child;
-	struct framed *frames;   /* NULL while there is no link */
-	struct event *restart;   /* timer */
+	struct framed *frames; /* NULL while there is no link */
+	struct event *restart; /* timer */
 	int64_t started_ms;
 	int backoff_ms;
-	char root[128];          /* where its tree is mounted */
+	char root[128]; /* where its tree is mounted */
 };
 
 struct keeper {
@@ -104,18 +104,19 @@ struct keeper {
 };
 
 /* keeper.c */
-void keeper_changed(struct keeper *k);             /* capacity may have changed: tell link once per turn, start who waits */
-void keeper_maybe_stopped(struct keeper *k);       /* when stopping: leaves the loop as soon as nothing is left */
+void keeper_changed(struct keeper *k);       /* capacity may have changed: tell link once per turn, start who waits */
+void keeper_maybe_stopped(struct keeper *k); /* when stopping: leaves the loop as soon as nothing is left */
 
 /* link_side.c */
 int link_side_start(struct keeper *k, struct err *e) EPH_MUST_CHECK;
 void link_side_stop(struct keeper *k);
 void link_side_send(struct keeper *k, uint8_t type, const void *body, size_t n);
 void link_side_capacity(struct keeper *k);
-void link_side_vm(struct keeper *k, struct vm *vm);      /* RF_LINK_VM with the spool, then what is unanswered */
+void link_side_vm(struct keeper *k, struct vm *vm); /* RF_LINK_VM with the spool, then what is unanswered */
 void link_side_relay(struct keeper *k, struct vm *vm, uint8_t type, const void *body, size_t n); /* RF_LINK_FROM_BROKER */
 void link_side_gone(struct keeper *k, const uint8_t token[TOKEN_LEN]);
-void link_side_refused(struct keeper *k, const char *run_id, const uint8_t token[TOKEN_LEN], bool failed, enum errcode code, const char *text);
+void link_side_refused(struct keeper *k, const char *run_id, const uint8_t token[TOKEN_LEN], bool failed, enum errcode code,
+		const char *text);
 
 /* broker_side.c */
 int broker_side_open(struct vm *vm, int fd, struct err *e) EPH_MUST_CHECK;
@@ -128,23 +129,24 @@ void frame_clear(struct frame *f);
 
 /* vm.c */
 struct vm *vm_find(struct keeper *k, const uint8_t token[TOKEN_LEN]);
-void vm_assign(struct keeper *k, const uint8_t *assignment, size_t n, const uint8_t *sealed, size_t sealed_len, int64_t received_boot_ns);
-void vm_run_waiting(struct keeper *k);             /* starts those whose turn it is */
-void vm_boot_over(struct vm *vm);                  /* gives the boot place back */
-void vm_step_all(struct vm *vm);                   /* carries out steps until there is nothing to do; vm may be freed */
+void vm_assign(struct keeper *k, const uint8_t *assignment, size_t n, const uint8_t *sealed, size_t sealed_len,
+		int64_t received_boot_ns);
+void vm_run_waiting(struct keeper *k);               /* starts those whose turn it is */
+void vm_boot_over(struct vm *vm);                    /* gives the boot place back */
+void vm_step_all(struct vm *vm);                     /* carries out steps until there is nothing to do; vm may be freed */
 void vm_fail_start(struct vm *vm, const char *text); /* nothing was granted: ends as a refusal that counts */
 void vm_end(struct vm *vm, enum errcode code, const char *text); /* keeper ends it */
 void vm_kill_silently(struct vm *vm);
-void vm_done(struct vm *vm);                       /* controld has the end */
+void vm_done(struct vm *vm); /* controld has the end */
 struct vm *vm_new(struct keeper *k, const struct journal *j);
-void vm_free(struct vm *vm);                       /* out of the list first */
+void vm_free(struct vm *vm); /* out of the list first */
 
 /* vm_start.c */
 int vm_start(struct vm *vm, struct err *e) EPH_MUST_CHECK;
 int vm_link_job(struct keeper *k, struct jail_job *job, struct err *e) EPH_MUST_CHECK;
 
 /* vm_end.c */
-void vm_report(struct vm *vm);                     /* continues the spool, tells link */
+void vm_report(struct vm *vm); /* continues the spool, tells link */
 
 /* recover.c */
 int recover(struct keeper *k, struct err *e) EPH_MUST_CHECK;

@@ -1,7 +1,7 @@
 /*
- * Keeper's end of link: starts it, restarts it with backoff, tells it all over again what lives here, and carries its orders out. What
- * link says was checked by link, but link talks to a network: lengths and states are checked here too.
- * Keeper's loop; never blocks but for files at the enrolment.
+ * Keeper's end of link: starts it, restarts it with backoff, tells it all over again what lives here, and carries its orders out.
+ * What link says was checked by link, but link talks to a network: lengths and states are checked here too. Keeper's loop; never
+ * blocks but for files at the enrolment.
  */
 #include "keeper/keeper_internal.h"
 
@@ -21,7 +21,7 @@
 #define LINK_QUEUE_MAX (64 * 1024 * 1024) /* ends with their outputs, when a new link is told of many runs at once */
 #define BACKOFF_MIN_MS 200
 #define BACKOFF_MAX_MS 10000
-#define GOOD_LIFE_MS 60000                /* a link that lived this long starts over with the least backoff */
+#define GOOD_LIFE_MS 60000 /* a link that lived this long starts over with the least backoff */
 
 static int relayed(struct keeper *k, const uint8_t *body, size_t n, struct err *e);
 
@@ -109,7 +109,8 @@ void link_side_gone(struct keeper *k, const uint8_t token[TOKEN_LEN])
 	link_side_send(k, RF_LINK_GONE, token, TOKEN_LEN);
 }
 
-void link_side_refused(struct keeper *k, const char *run_id, const uint8_t token[TOKEN_LEN], bool failed, enum errcode code, const char *text)
+void link_side_refused(struct keeper *k, const char *run_id, const uint8_t token[TOKEN_LEN], bool failed, enum errcode code,
+		const char *text)
 {
 	struct buf b = BUF_INIT(2048);
 
@@ -199,9 +200,9 @@ static void say_ready(struct keeper *k)
 
 	if (k->ready_fd < 0)
 		return;
-	if (text_fmt(line, sizeof(line), "{\"node\":\"%s\",\"isolation\":\"%s\",\"pid\":%d}\n", identity_node_id(k->identity), k->host.isolation,
-		     (int)getpid()) &&
-	    write(k->ready_fd, line, strlen(line)) < 0)
+	if (text_fmt(line, sizeof(line), "{\"node\":\"%s\",\"isolation\":\"%s\",\"pid\":%d}\n", identity_node_id(k->identity),
+			    k->host.isolation, (int)getpid()) &&
+			write(k->ready_fd, line, strlen(line)) < 0)
 		log_warn("cannot write to --ready-fd");
 	close(k->ready_fd);
 	k->ready_fd = -1;

@@ -24,7 +24,8 @@ struct recovery {
 	uint32_t runs, groups, processes;
 };
 
-/* A process that the journal names, if it is still that one. Its group's kill reaches it too; this is for one that never got there. */
+/* A process that the journal names, if it is still that one. Its group's kill reaches it too; this is for one that never got there.
+ */
 static void kill_named(const struct journal *j, const char *boot_id, enum slot_role role)
 {
 	const struct journal_process *p = &j->process[role];
@@ -65,7 +66,8 @@ static void on_entry(void *arg, const struct journal *j)
 	log_warn("run=%s vm=%s found in the journal state=%d slot=%u", j->run_id, j->vm, (int)j->state, j->slot);
 }
 
-/* Groups named like a VM's that no journal entry knows: made, and the machine died before the entry was whole, or an entry was lost. */
+/* Groups named like a VM's that no journal entry knows: made, and the machine died before the entry was whole, or an entry was
+ * lost. */
 static void on_group(void *arg, const char *name)
 {
 	struct recovery *r = arg;
@@ -113,7 +115,8 @@ static void remove_directories(struct keeper *k)
 		if (!id_valid("vm", entry->d_name))
 			continue;
 		for (int i = 0; i < SLOT_ROLES; i++)
-			if (text_fmt(path, sizeof(path), "%s/%s/%s", k->vm_dir, entry->d_name, parts[i]) && rmdir(path) != 0 && errno != ENOENT)
+			if (text_fmt(path, sizeof(path), "%s/%s/%s", k->vm_dir, entry->d_name, parts[i]) && rmdir(path) != 0 &&
+					errno != ENOENT)
 				log_warn("cannot remove path=%s errno=%d", path, errno);
 		if (text_fmt(path, sizeof(path), "%s/%s", k->vm_dir, entry->d_name) && rmdir(path) != 0 && errno != ENOENT)
 			log_warn("cannot remove path=%s errno=%d", path, errno);
@@ -158,7 +161,8 @@ void recover_sweep_spools(struct keeper *k)
 			continue;
 		for (const struct vm *vm = k->vms; vm && !held; vm = vm->next)
 			held = strcmp(vm->journal.vm, entry->d_name) == 0;
-		if (!held && fstatat(dirfd(d), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 && st.st_mtime + k->config->spool_keep_seconds < now)
+		if (!held && fstatat(dirfd(d), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
+				st.st_mtime + k->config->spool_keep_seconds < now)
 			unlinkat(dirfd(d), entry->d_name, 0);
 	}
 	closedir(d);

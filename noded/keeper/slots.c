@@ -136,7 +136,7 @@ void slots_scan(const struct slots *s, void (*found)(void *arg, uint32_t slot, i
 		return;
 	while ((entry = readdir(d)) != NULL) {
 		if (entry->d_name[0] < '0' || entry->d_name[0] > '9' || !read_status(entry->d_name, text, sizeof(text)) ||
-		    !slots_parse_status(text, &uid, &state))
+				!slots_parse_status(text, &uid, &state))
 			continue;
 		if (uid < s->uid_base || uid - s->uid_base >= s->count * SLOT_ROLES || state == 'Z' || state == 'X')
 			continue;

@@ -1,6 +1,6 @@
 /*
- * Slots: which user ids a VM's processes get. Slot s is uid_base + 3s (broker), + 1 (channel), + 2 (VMM). A slot is free only when no
- * process of any of its ids is left on this host. Keeper's; no locking.
+ * Slots: which user ids a VM's processes get. Slot s is uid_base + 3s (broker), + 1 (channel), + 2 (VMM). A slot is free only when
+ * no process of any of its ids is left on this host. Keeper's; no locking.
  */
 #ifndef NODED_KEEPER_SLOTS_H
 #define NODED_KEEPER_SLOTS_H

@@ -1,6 +1,6 @@
 /*
- * One VM's life in keeper: admission, the boot queue, the steps to its end. The order of everything is decided by vm_next (vm_step.h);
- * here it is carried out. Keeper's loop; blocks only for the journal.
+ * One VM's life in keeper: admission, the boot queue, the steps to its end. The order of everything is decided by vm_next
+ * (vm_step.h); here it is carried out. Keeper's loop; blocks only for the journal.
  */
 #include "keeper/keeper_internal.h"
 
@@ -167,7 +167,8 @@ static int keep_inputs(struct vm *vm, const uint8_t *assignment, size_t n, const
 static int check_sizes(const struct assignment *a, struct err *e)
 {
 	if (a->memory_mib < GUEST_MIB_MIN)
-		return err_set(e, ERR_INVALID, "a guest of %u MiB is too small: %d MiB are the least", a->memory_mib, GUEST_MIB_MIN);
+		return err_set(e, ERR_INVALID, "a guest of %u MiB is too small: %d MiB are the least", a->memory_mib,
+				GUEST_MIB_MIN);
 	if (a->vcpus < 1)
 		return err_set(e, ERR_INVALID, "a guest needs a vcpu");
 	return 0;
@@ -204,8 +205,8 @@ static struct vm *admit(struct keeper *k, const struct assignment *a, struct err
 	return NULL;
 }
 
-static void assign(struct keeper *k, const struct assignment *a, const uint8_t *bytes, size_t n, const uint8_t *sealed, size_t sealed_len,
-		   int64_t received_boot_ns)
+static void assign(struct keeper *k, const struct assignment *a, const uint8_t *bytes, size_t n, const uint8_t *sealed,
+		size_t sealed_len, int64_t received_boot_ns)
 {
 	struct vm *vm = vm_find(k, a->token);
 	struct err e;
@@ -215,7 +216,8 @@ static void assign(struct keeper *k, const struct assignment *a, const uint8_t *
 		return;
 	}
 	if (k->draining || k->stopping) {
-		link_side_refused(k, a->run_id, a->token, false, ERRCODE_NO_CAPACITY, k->stopping ? "this host is stopping" : "this host is draining");
+		link_side_refused(k, a->run_id, a->token, false, ERRCODE_NO_CAPACITY,
+				k->stopping ? "this host is stopping" : "this host is draining");
 		return;
 	}
 	if (check_sizes(a, &e)) {
@@ -231,8 +233,8 @@ static void assign(struct keeper *k, const struct assignment *a, const uint8_t *
 	}
 	vm->received_boot_ns = received_boot_ns;
 	vm->seen.waiting = true;
-	log_info("run=%s vm=%s admitted slot=%u memory_mib=%u vcpus=%u attempt=%u", a->run_id, vm->journal.vm, vm->journal.slot, a->memory_mib,
-		 a->vcpus, a->attempt);
+	log_info("run=%s vm=%s admitted slot=%u memory_mib=%u vcpus=%u attempt=%u", a->run_id, vm->journal.vm, vm->journal.slot,
+			a->memory_mib, a->vcpus, a->attempt);
 	if (make_spool(vm, a, received_boot_ns, &e) || keep_inputs(vm, bytes, n, sealed, sealed_len, &e)) {
 		vm_fail_start(vm, e.text);
 		return;
@@ -306,7 +308,8 @@ void vm_end(struct vm *vm, enum errcode code, const char *text)
 	vm->end_code = vm->refused && vm->refuse_failed ? ERRCODE_VM_START_FAILED : code;
 	if (!text_fmt(vm->end_text, sizeof(vm->end_text), "%.512s", text))
 		vm->end_text[0] = '\0';
-	log_warn("run=%s vm=%s ended by keeper code=%s reason=\"%s\"", vm->journal.run_id, vm->journal.vm, errcode_text(vm->end_code), vm->end_text);
+	log_warn("run=%s vm=%s ended by keeper code=%s reason=\"%s\"", vm->journal.run_id, vm->journal.vm,
+			errcode_text(vm->end_code), vm->end_text);
 	vm->want.destroy = vm->want.end = true;
 	if (vm->destroy_boot_ns == 0)
 		vm->destroy_boot_ns = clock_boot_ns();
@@ -354,7 +357,8 @@ static void retry_later(struct vm *vm)
 
 	vm->retry_ms = vm->retry_ms == 0 ? RETRY_FIRST_MS : vm->retry_ms * 2 < RETRY_MAX_MS ? vm->retry_ms * 2 : RETRY_MAX_MS;
 	if (vm->retry_ms == RETRY_MAX_MS)
-		log_error("run=%s vm=%s something of it does not go away; trying on every %d ms", vm->journal.run_id, vm->journal.vm, RETRY_MAX_MS);
+		log_error("run=%s vm=%s something of it does not go away; trying on every %d ms", vm->journal.run_id,
+				vm->journal.vm, RETRY_MAX_MS);
 	tv = (struct timeval){ .tv_sec = vm->retry_ms / 1000, .tv_usec = vm->retry_ms % 1000 * 1000 };
 	event_add(vm->timer, &tv);
 }
@@ -374,8 +378,8 @@ static bool clean_proc(struct vm *vm, enum slot_role role)
 		rc = 1;
 	if (rc < 0)
 		log_error("run=%s vm=%s error=\"%s\"", vm->journal.run_id, vm->journal.vm, e.text);
-	if (rc == 0 && text_fmt(path, sizeof(path), "%s/%s/%s", vm->keeper->vm_dir, vm->journal.vm, role_names[role]) && rmdir(path) != 0 &&
-	    errno != ENOENT) {
+	if (rc == 0 && text_fmt(path, sizeof(path), "%s/%s/%s", vm->keeper->vm_dir, vm->journal.vm, role_names[role]) &&
+			rmdir(path) != 0 && errno != ENOENT) {
 		log_error("run=%s vm=%s cannot remove path=%s errno=%d", vm->journal.run_id, vm->journal.vm, path, errno);
 		rc = 1;
 	}

@@ -37,8 +37,8 @@ static int append_destroyed(struct vm *vm, struct spool *s, const struct spool_t
 	if (!jw_end(&w))
 		rc = err_set(e, ERR_INTERNAL, "event data");
 	else
-		rc = spool_append(s, EVENT_HOST, EV_MICROVM_DESTROYED, event_time_ms(vm, spool_head(s)), data.data, data.len, tail->spent,
-				  tail->held, NULL, e);
+		rc = spool_append(s, EVENT_HOST, EV_MICROVM_DESTROYED, event_time_ms(vm, spool_head(s)), data.data, data.len,
+				tail->spent, tail->held, NULL, e);
 	buf_free(&data);
 	return rc;
 }
@@ -92,7 +92,7 @@ static void report_end(struct vm *vm)
 
 	memcpy(end.image_hash, vm->journal.image_hash, SHA256_LEN);
 	if (!text_copy(end.detail, sizeof(end.detail), vm->end_text) ||
-	    !text_copy(end.isolation, sizeof(end.isolation), vm->keeper->host.isolation))
+			!text_copy(end.isolation, sizeof(end.isolation), vm->keeper->host.isolation))
 		end.detail[0] = '\0';
 	if (close_spool(vm, &end, &e)) {
 		/* Nothing can be proved of this run any more; controld ends it when nobody holds it. */

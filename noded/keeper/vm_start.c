@@ -1,6 +1,6 @@
 /*
- * Starts the three processes of a VM: makes directory, groups and sockets, describes each process to the jail stage, spawns. Keeper's
- * thread. Whatever fails is cleaned up by the steps of vm.c, which see what was made.
+ * Starts the three processes of a VM: makes directory, groups and sockets, describes each process to the jail stage, spawns.
+ * Keeper's thread. Whatever fails is cleaned up by the steps of vm.c, which see what was made.
  */
 #include "keeper/keeper_internal.h"
 
@@ -29,14 +29,16 @@
 #else
 #define ROLE_MEMORY_FACTOR 1
 #endif
-#define BROKER_MEMORY (128 * MIB * ROLE_MEMORY_FACTOR) /* a call and a reply of 4 MiB each in a few copies, libcurl, resolver threads */
+#define BROKER_MEMORY                                                                                                              \
+	(128 * MIB * ROLE_MEMORY_FACTOR) /* a call and a reply of 4 MiB each in a few copies, libcurl, resolver threads */
 #define CHANNEL_MEMORY (64 * MIB * ROLE_MEMORY_FACTOR) /* a call, a reply and a result, and 16 MiB towards the broker */
 #define BROKER_PIDS 64
 #define CHANNEL_PIDS 16
 #define VMM_CPU_EXTRA_PERCENT 50 /* of one CPU, beside one CPU a vcpu: main loop, block layer */
 #define ROLE_NOFILE 256
 #define VMM_NOFILE 256
-/* Roles write to keeper's stderr, which may be a long log file, and the broker to its spool; nothing else that grows is in reach. */
+/* Roles write to keeper's stderr, which may be a long log file, and the broker to its spool; nothing else that grows is in reach.
+ */
 #define ROLE_FSIZE (UINT64_C(1) << 30)
 
 static const char *const role_names[SLOT_ROLES] = { "broker", "channel", "vmm" };
@@ -69,9 +71,9 @@ static int open_fds(struct vm *vm, struct start_fds *f, struct err *e)
 {
 	*f = (struct start_fds){ { -1, -1 }, { -1, -1 }, { -1, -1 }, { -1, -1 }, { -1, -1 }, -1 };
 	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, f->keeper_broker) != 0 ||
-	    socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, f->broker_channel) != 0 ||
-	    socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, f->guest) != 0 || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, f->qmp) != 0 ||
-	    pipe2(f->console, O_CLOEXEC) != 0)
+			socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, f->broker_channel) != 0 ||
+			socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, f->guest) != 0 ||
+			socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, f->qmp) != 0 || pipe2(f->console, O_CLOEXEC) != 0)
 		return err_set_errno(e, "make sockets");
 	f->kill = cgroup_open_kill(vm->proc[SLOT_VMM].cgroup, e);
 	return f->kill < 0 ? -1 : 0;
@@ -121,7 +123,8 @@ static bool bind_libraries(struct jail_job *job)
 {
 	return jail_job_bind(job, "/usr/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", JAIL_BIND_OPTIONAL) &&
 	       jail_job_bind(job, "/usr/lib64", "/usr/lib64", JAIL_BIND_OPTIONAL) && jail_job_link(job, "usr/lib", "/lib") &&
-	       jail_job_link(job, "usr/lib64", "/lib64") && jail_job_bind(job, "/etc/ld.so.cache", "/etc/ld.so.cache", JAIL_BIND_OPTIONAL) &&
+	       jail_job_link(job, "usr/lib64", "/lib64") &&
+	       jail_job_bind(job, "/etc/ld.so.cache", "/etc/ld.so.cache", JAIL_BIND_OPTIONAL) &&
 	       jail_job_bind(job, "/dev/null", "/dev/null", JAIL_BIND_DEVICE) &&
 	       jail_job_bind(job, "/dev/urandom", "/dev/urandom", JAIL_BIND_DEVICE);
 }
@@ -129,8 +132,8 @@ static bool bind_libraries(struct jail_job *job)
 /* What name resolution and TLS of broker and link read. */
 static bool bind_network(struct jail_job *job)
 {
-	static const char *const files[] = { "/etc/ssl", "/usr/share/ca-certificates", "/usr/local/share/ca-certificates", "/etc/resolv.conf",
-					     "/etc/hosts", "/etc/nsswitch.conf", "/etc/host.conf", "/etc/gai.conf", "/etc/services" };
+	static const char *const files[] = { "/etc/ssl", "/usr/share/ca-certificates", "/usr/local/share/ca-certificates",
+		"/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/host.conf", "/etc/gai.conf", "/etc/services" };
 
 	for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++)
 		if (!jail_job_bind(job, files[i], files[i], JAIL_BIND_OPTIONAL))
@@ -150,8 +153,8 @@ static bool common_env(struct jail_job *job)
 	char text[1100];
 
 	if (clock_file && *clock_file &&
-	    (!text_fmt(text, sizeof(text), "EPHEMERAL_CLOCK_FILE=%s", clock_file) || !jail_job_env(job, text) ||
-	     !jail_job_bind(job, clock_file, clock_file, JAIL_BIND_OPTIONAL)))
+			(!text_fmt(text, sizeof(text), "EPHEMERAL_CLOCK_FILE=%s", clock_file) || !jail_job_env(job, text) ||
+					!jail_job_bind(job, clock_file, clock_file, JAIL_BIND_OPTIONAL)))
 		return false;
 #endif
 	return jail_job_env(job, "LC_ALL=C") && jail_job_env(job, "PATH=/");
@@ -163,8 +166,8 @@ static bool role_args(const struct keeper *k, const char *role, struct jail_job 
 	static const char *const levels[] = { "debug", "info", "warn", "error" };
 
 	job->self = true;
-	return jail_job_arg(job, "noded") && jail_job_arg(job, "--role") &&
-	       jail_job_arg(job, role) && jail_job_arg(job, "--log-level") && jail_job_arg(job, levels[k->config->log_level]) &&
+	return jail_job_arg(job, "noded") && jail_job_arg(job, "--role") && jail_job_arg(job, role) &&
+	       jail_job_arg(job, "--log-level") && jail_job_arg(job, levels[k->config->log_level]) &&
 	       (!k->config->log_json || jail_job_arg(job, "--log-json"));
 }
 
@@ -206,7 +209,7 @@ static int fill_job(struct vm *vm, enum slot_role role, struct jail_job *job, st
 	*job = (struct jail_job){ .stdio_fd = -1, .confined = !k->config->insecure_no_jail };
 	job->uid = job->gid = slots_uid(k->slots, vm->journal.slot, role);
 	if (!text_fmt(job->name, sizeof(job->name), "%s %.40s", role_names[role], vm->journal.vm) ||
-	    !text_fmt(job->root, sizeof(job->root), "%s/%s/%s", k->vm_dir, vm->journal.vm, role_names[role]))
+			!text_fmt(job->root, sizeof(job->root), "%s/%s/%s", k->vm_dir, vm->journal.vm, role_names[role]))
 		return err_set(e, ERR_LIMIT, "run_dir is too long");
 	for (size_t i = 1; i < cgroup_dirs(g); i++)
 		if (!text_fmt(procs, sizeof(procs), "%s/cgroup.procs", cgroup_dir(g, i)) || !jail_job_group(job, procs))
@@ -221,8 +224,8 @@ int vm_link_job(struct keeper *k, struct jail_job *job, struct err *e)
 	*job = (struct jail_job){ .stdio_fd = -1, .confined = !k->config->insecure_no_jail, .fsize = ROLE_FSIZE };
 	job->uid = job->gid = (uint32_t)k->config->uid_base - 1;
 	job->nofile = 4096; /* a spool a VM, a socket and threads of nng's a controld */
-	if (text_copy(job->name, sizeof(job->name), "link") && text_copy(job->root, sizeof(job->root), k->link.root) && common_env(job) &&
-	    role_args(k, "link", job) && bind_libraries(job) && bind_network(job))
+	if (text_copy(job->name, sizeof(job->name), "link") && text_copy(job->root, sizeof(job->root), k->link.root) &&
+			common_env(job) && role_args(k, "link", job) && bind_libraries(job) && bind_network(job))
 		return 0;
 	return err_set(e, ERR_LIMIT, "job of link is too long");
 }
@@ -264,8 +267,8 @@ static void on_vmm_exit(void *arg, int status)
 	char text[64];
 
 	child_status_text(status, text);
-	log_info("run=%s vm=%s vmm ended status=\"%s\" expected=%d memory_peak_mib=%" PRIu64, vm->journal.run_id, vm->journal.vm, text, expected,
-		 cgroup_memory_peak(p->cgroup) / MIB);
+	log_info("run=%s vm=%s vmm ended status=\"%s\" expected=%d memory_peak_mib=%" PRIu64, vm->journal.run_id, vm->journal.vm,
+			text, expected, cgroup_memory_peak(p->cgroup) / MIB);
 	proc_left(vm, SLOT_VMM);
 	vm_boot_over(vm);
 	if (!expected) {
@@ -326,7 +329,8 @@ static int spawn(struct vm *vm, enum slot_role role, const int *fds, size_t coun
 
 	rc = fill_job(vm, role, &job, e);
 	if (rc == 0)
-		rc = jail_spawn(&job, role == SLOT_BROKER ? JAIL_NET_HOST : JAIL_NET_EMPTY, cgroup_dir_fd(p->cgroup), fds, count, &spawned, e);
+		rc = jail_spawn(&job, role == SLOT_BROKER ? JAIL_NET_HOST : JAIL_NET_EMPTY, cgroup_dir_fd(p->cgroup), fds, count,
+				&spawned, e);
 	jail_job_free(&job);
 	if (rc)
 		return -1;
@@ -343,7 +347,8 @@ static int spawn_all(struct vm *vm, struct start_fds *f, struct err *e)
 	const int broker[] = { f->keeper_broker[1], f->broker_channel[0], vm->spool_fd, f->kill };
 	const int channel[] = { f->broker_channel[1], f->guest[0], f->qmp[0], f->console[0] };
 	const int *image = vm->keeper->host.image_fd;
-	const int vmm[] = { f->guest[1], f->qmp[1], f->console[1], image[IMAGE_KERNEL], image[IMAGE_INITRAMFS], image[IMAGE_ROOTFS] };
+	const int vmm[] = { f->guest[1], f->qmp[1], f->console[1], image[IMAGE_KERNEL], image[IMAGE_INITRAMFS],
+		image[IMAGE_ROOTFS] };
 
 	if (spawn(vm, SLOT_VMM, vmm, 6, e) || spawn(vm, SLOT_CHANNEL, channel, 4, e) || spawn(vm, SLOT_BROKER, broker, 4, e))
 		return -1;

@@ -36,8 +36,8 @@ enum vm_step vm_next(const struct vm_want *want, const struct vm_seen *seen)
 
 const char *vm_step_name(enum vm_step s)
 {
-	static const char *const names[] = { "none", "unqueue", "kill-vmm", "clean-vmm", "tell-broker", "kill-channel", "kill-broker",
-					     "clean-channel", "clean-broker", "close", "report", "forget" };
+	static const char *const names[] = { "none", "unqueue", "kill-vmm", "clean-vmm", "tell-broker", "kill-channel",
+		"kill-broker", "clean-channel", "clean-broker", "close", "report", "forget" };
 
 	return names[s];
 }

@@ -1,6 +1,6 @@
 /*
- * What to do next about one VM, as a pure function of what is wanted of it and what is seen of it. vm.c calls it in a loop and carries
- * the step out; tests call it by table.
+ * What to do next about one VM, as a pure function of what is wanted of it and what is seen of it. vm.c calls it in a loop and
+ * carries the step out; tests call it by table.
  */
 #ifndef NODED_KEEPER_VM_STEP_H
 #define NODED_KEEPER_VM_STEP_H
@@ -14,7 +14,7 @@
  *             \-----------------^
  */
 enum proc_state {
-	PROC_NONE,   /* nothing of it is left, or it never was */
+	PROC_NONE, /* nothing of it is left, or it never was */
 	PROC_ALIVE,
 	PROC_KILLED, /* the kill was sent, it has not been reaped */
 	PROC_LEFT,   /* reaped (or of an earlier noded): its group and directory are still there */
@@ -36,18 +36,18 @@ struct vm_seen {
 };
 
 enum vm_step {
-	STEP_NONE,        /* wait for something to happen */
-	STEP_UNQUEUE,     /* take it out of the boot queue */
+	STEP_NONE,    /* wait for something to happen */
+	STEP_UNQUEUE, /* take it out of the boot queue */
 	STEP_KILL_VMM,
-	STEP_CLEAN_VMM,   /* group, directory; may have to be tried again */
+	STEP_CLEAN_VMM, /* group, directory; may have to be tried again */
 	STEP_TELL_BROKER,
 	STEP_KILL_CHANNEL,
 	STEP_KILL_BROKER,
 	STEP_CLEAN_CHANNEL,
 	STEP_CLEAN_BROKER,
-	STEP_CLOSE,       /* nothing is left: give back slot and reservation */
-	STEP_REPORT,      /* no broker reported the end: keeper does */
-	STEP_FORGET,      /* journal and entry */
+	STEP_CLOSE,  /* nothing is left: give back slot and reservation */
+	STEP_REPORT, /* no broker reported the end: keeper does */
+	STEP_FORGET, /* journal and entry */
 };
 
 enum vm_step vm_next(const struct vm_want *want, const struct vm_seen *seen);

@@ -133,18 +133,19 @@ static bool kernel_args(const struct vmm_host *host, struct jail_job *job)
 	if (!host->kvm && host->tsc_khz > 0 && !text_fmt(tsc, sizeof(tsc), " tsc_early_khz=%" PRIu64, host->tsc_khz))
 		return false;
 	return ARG2(job, "-append",
-		    "quiet console=ttyS0 pci=off panic=-1 reboot=t%s cryptomgr.notests random.trust_cpu=on %s nokaslr rcupdate.rcu_expedited=1 audit=0 "
-		    "apparmor=0 eph.bus=mmio eph.channel=virtio:%s",
-		    tsc, host->kvm ? "no_timer_check" : "mitigations=off", GUEST_PORT_NAME);
+			"quiet console=ttyS0 pci=off panic=-1 reboot=t%s cryptomgr.notests random.trust_cpu=on %s nokaslr "
+			"rcupdate.rcu_expedited=1 audit=0 "
+			"apparmor=0 eph.bus=mmio eph.channel=virtio:%s",
+			tsc, host->kvm ? "no_timer_check" : "mitigations=off", GUEST_PORT_NAME);
 }
 
 static bool machine_args(const struct vmm_host *host, const struct vmm_params *p, struct jail_job *job)
 {
 	return ARG2(job, "-M", "microvm,pit=off,pic=off,isa-serial=on") &&
 	       (host->kvm ? ARG2(job, "-accel", "kvm") : ARG2(job, "-accel", "tcg,thread=multi,tb-size=%d", TB_SIZE_MIB)) &&
-	       ARG2(job, "-cpu", "%s", host->kvm ? "host" : "Nehalem,+rdrand,-spec-ctrl") && ARG2(job, "-smp", "%" PRIu32, p->vcpus) &&
-	       ARG2(job, "-m", "%" PRIu32 "M", p->memory_mib) && arg(job, "-nodefaults") && arg(job, "-no-user-config") &&
-	       ARG2(job, "-display", "none") && arg(job, "-no-reboot");
+	       ARG2(job, "-cpu", "%s", host->kvm ? "host" : "Nehalem,+rdrand,-spec-ctrl") &&
+	       ARG2(job, "-smp", "%" PRIu32, p->vcpus) && ARG2(job, "-m", "%" PRIu32 "M", p->memory_mib) &&
+	       arg(job, "-nodefaults") && arg(job, "-no-user-config") && ARG2(job, "-display", "none") && arg(job, "-no-reboot");
 }
 
 static bool device_args(const struct vmm_params *p, struct jail_job *job)
@@ -172,12 +173,14 @@ static bool tree(const struct vmm_host *host, struct jail_job *job)
 	if (host->kvm && !jail_job_bind(job, "/dev/kvm", "/dev/kvm", JAIL_BIND_DEVICE | JAIL_BIND_OWN))
 		return false;
 	return jail_job_bind(job, host->binary, host->binary, 0) && jail_job_link(job, "usr/lib", "/lib") &&
-	       jail_job_link(job, "usr/lib64", "/lib64") && jail_job_bind(job, "/etc/ld.so.cache", "/etc/ld.so.cache", JAIL_BIND_OPTIONAL);
+	       jail_job_link(job, "usr/lib64", "/lib64") &&
+	       jail_job_bind(job, "/etc/ld.so.cache", "/etc/ld.so.cache", JAIL_BIND_OPTIONAL);
 }
 
 static int qemu_describe(const struct vmm_host *host, const struct vmm_params *p, struct jail_job *job, struct err *e)
 {
-	bool ok = arg(job, "%s", host->binary) && machine_args(host, p, job) && ARG2(job, "-kernel", "/proc/self/fd/%d", p->kernel_fd) &&
+	bool ok = arg(job, "%s", host->binary) && machine_args(host, p, job) &&
+		  ARG2(job, "-kernel", "/proc/self/fd/%d", p->kernel_fd) &&
 		  ARG2(job, "-initrd", "/proc/self/fd/%d", p->initramfs_fd) && kernel_args(host, job) && device_args(p, job) &&
 		  ARG2(job, "-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny");
 

@@ -15,11 +15,11 @@
 
 /* What this host offers, found once at start. */
 struct vmm_host {
-	const char *binary;     /* absolute path of the VMM */
-	char version[65];       /* "qemu 7.2.22" */
-	bool kvm;               /* else emulation */
-	uint32_t kvm_gid;       /* group that may open the host's own /dev/kvm, for VMMs without a tree; 0 = none */
-	uint64_t tsc_khz;       /* of this host's TSC; 0 = not needed or unknown */
+	const char *binary; /* absolute path of the VMM */
+	char version[65];   /* "qemu 7.2.22" */
+	bool kvm;           /* else emulation */
+	uint32_t kvm_gid;   /* group that may open the host's own /dev/kvm, for VMMs without a tree; 0 = none */
+	uint64_t tsc_khz;   /* of this host's TSC; 0 = not needed or unknown */
 };
 
 struct vmm_params {

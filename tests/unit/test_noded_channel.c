@@ -10,7 +10,7 @@
 #include "proto/role.h"
 
 struct seen {
-	struct buf to_guest;      /* frames */
+	struct buf to_guest; /* frames */
 	uint8_t last_emit;
 	unsigned int emits[256];
 	struct buf last_body;
@@ -136,7 +136,7 @@ static unsigned int sent(const struct seen *s, uint8_t type, size_t *bytes)
 static void order_is_kept(void **state)
 {
 	static const uint8_t early[] = { GF_HELLO, GF_SETUP_ACK, GF_CALL_DATA, GF_CALL_END, GF_EVENT, GF_RESULT_DATA, GF_RESULT_END,
-					 GF_FATAL, GF_CREDIT, GF_PROBE, GF_REPLY_DATA, GF_STOP, 0, 255 };
+		GF_FATAL, GF_CREDIT, GF_PROBE, GF_REPLY_DATA, GF_STOP, 0, 255 };
 	struct err e;
 
 	(void)state;
@@ -225,7 +225,9 @@ static void length_lies(void **state)
 static int event(struct guest_peer *p, size_t text, struct err *e)
 {
 	static uint8_t bytes[EVENT_TEXT_MAX];
-	struct guest_event ev = { .kind = GE_SHELL_OUTPUT, .call_id = "c", .text = bytes, .text_len = text, .stream = 1, .bytes = -1 };
+	struct guest_event ev = {
+		.kind = GE_SHELL_OUTPUT, .call_id = "c", .text = bytes, .text_len = text, .stream = 1, .bytes = -1
+	};
 	struct buf b = BUF_INIT(GUEST_BODY_MAX);
 	int rc;
 
@@ -440,8 +442,10 @@ static struct qmp *monitor(struct monitor *m)
 
 static void qmp_talk(void **state)
 {
-	static const char greeting[] = "{\"QMP\":{\"version\":{\"qemu\":{\"micro\":22,\"minor\":2,\"major\":7}},\"capabilities\":[\"oob\"]}}\r\n";
-	static const char rest[] = "{\"return\":{},\"id\":1}\r\n{\"timestamp\":{\"seconds\":1,\"microseconds\":2},\"event\":\"RTC_CHANGE\",\"data\":{}}\r\n"
+	static const char greeting[] =
+			"{\"QMP\":{\"version\":{\"qemu\":{\"micro\":22,\"minor\":2,\"major\":7}},\"capabilities\":[\"oob\"]}}\r\n";
+	static const char rest[] = "{\"return\":{},\"id\":1}\r\n{\"timestamp\":{\"seconds\":1,\"microseconds\":2},\"event\":\"RTC_"
+				   "CHANGE\",\"data\":{}}\r\n"
 				   "{\"event\":\"SHUTDOWN\",\"data\":{\"guest\":true}}\r\n";
 	struct monitor m;
 	struct qmp *q = monitor(&m);
@@ -462,8 +466,14 @@ static void qmp_talk(void **state)
 static void qmp_refuses(void **state)
 {
 	static const char *const bad[] = {
-		"{\"event\":\"SHUTDOWN\"}\n", "{}\n", "[]\n", "{\"QMP\":1}\n", "nonsense\n", "{\"QMP\":{}}\n{\"return\":{},\"id\":2}\n",
-		"{\"QMP\":{}}\n{\"error\":{\"class\":\"x\"},\"id\":1}\n", "{\"QMP\":{}}\n{\"return\":{},\"id\":1}\n{\"return\":{},\"id\":1}\n",
+		"{\"event\":\"SHUTDOWN\"}\n",
+		"{}\n",
+		"[]\n",
+		"{\"QMP\":1}\n",
+		"nonsense\n",
+		"{\"QMP\":{}}\n{\"return\":{},\"id\":2}\n",
+		"{\"QMP\":{}}\n{\"error\":{\"class\":\"x\"},\"id\":1}\n",
+		"{\"QMP\":{}}\n{\"return\":{},\"id\":1}\n{\"return\":{},\"id\":1}\n",
 	};
 	static char line[70000];
 	struct monitor m;
@@ -488,10 +498,17 @@ static void qmp_refuses(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(order_is_kept),      cmocka_unit_test(hello_is_checked), cmocka_unit_test(frames_in_any_cut),
-		cmocka_unit_test(length_lies),	      cmocka_unit_test(events_have_credit), cmocka_unit_test(calls_and_replies),
-		cmocka_unit_test(results),	      cmocka_unit_test(files_wait_for_credit), cmocka_unit_test(fatal_text),
-		cmocka_unit_test(qmp_talk),	      cmocka_unit_test(qmp_refuses),
+		cmocka_unit_test(order_is_kept),
+		cmocka_unit_test(hello_is_checked),
+		cmocka_unit_test(frames_in_any_cut),
+		cmocka_unit_test(length_lies),
+		cmocka_unit_test(events_have_credit),
+		cmocka_unit_test(calls_and_replies),
+		cmocka_unit_test(results),
+		cmocka_unit_test(files_wait_for_credit),
+		cmocka_unit_test(fatal_text),
+		cmocka_unit_test(qmp_talk),
+		cmocka_unit_test(qmp_refuses),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -8,11 +8,12 @@
 #include "vmm/vmm.h"
 
 static const char hybrid_self[] = "9:name=systemd:/\n8:pids:/a/b\n4:memory:/process/x:y\n1:cpu,cpuacct:/c\n0::/u\n";
-static const char hybrid_mounts[] = "20 1 0:5 / /proc rw - proc proc rw\n"
-				    "30 29 0:30 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct\n"
-				    "31 29 0:31 /process /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n"
-				    "32 29 0:32 / /sys/fs/cgroup/with\\040space rw master:1 propagate_from:2 - cgroup cgroup rw,pids\n"
-				    "33 29 0:33 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw,nsdelegate\n";
+static const char hybrid_mounts[] =
+		"20 1 0:5 / /proc rw - proc proc rw\n"
+		"30 29 0:30 / /sys/fs/cgroup/cpu,cpuacct rw,relatime shared:9 - cgroup cgroup rw,cpu,cpuacct\n"
+		"31 29 0:31 /process /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n"
+		"32 29 0:32 / /sys/fs/cgroup/with\\040space rw master:1 propagate_from:2 - cgroup cgroup rw,pids\n"
+		"33 29 0:33 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw,nsdelegate\n";
 
 static void cgroup_self(void **state)
 {
@@ -71,7 +72,9 @@ static void cgroup_joined(void **state)
 
 static void fill(struct jail_job *j)
 {
-	*j = (struct jail_job){ .confined = true, .self = true, .uid = 200002, .gid = 200002, .nofile = 64, .stdio_fd = 5, .fd_count = 3 };
+	*j = (struct jail_job){
+		.confined = true, .self = true, .uid = 200002, .gid = 200002, .nofile = 64, .stdio_fd = 5, .fd_count = 3
+	};
 	assert_true(text_copy(j->name, sizeof(j->name), "vmm"));
 	assert_true(text_copy(j->root, sizeof(j->root), "/run/x"));
 	assert_true(jail_job_bind(j, "/usr/lib", "/usr/lib", JAIL_BIND_OPTIONAL));
@@ -157,7 +160,9 @@ static bool has_arg(const struct jail_job *j, const char *flag, const char *part
 static void qemu_command(void **state)
 {
 	struct vmm_host host = { .binary = "/usr/bin/qemu-system-x86_64", .tsc_khz = 2600000 };
-	struct vmm_params p = { .memory_mib = 512, .vcpus = 2, .guest_fd = 3, .qmp_fd = 4, .kernel_fd = 6, .initramfs_fd = 7, .rootfs_fd = 8 };
+	struct vmm_params p = {
+		.memory_mib = 512, .vcpus = 2, .guest_fd = 3, .qmp_fd = 4, .kernel_fd = 6, .initramfs_fd = 7, .rootfs_fd = 8
+	};
 	struct jail_job j = { .confined = true, .stdio_fd = -1 };
 	struct err e;
 
@@ -184,8 +189,13 @@ static void qemu_command(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(cgroup_self), cmocka_unit_test(cgroup_mounts), cmocka_unit_test(cgroup_joined), cmocka_unit_test(job_round_trip),
-		cmocka_unit_test(job_refuses), cmocka_unit_test(job_bounds),	cmocka_unit_test(qemu_command),
+		cmocka_unit_test(cgroup_self),
+		cmocka_unit_test(cgroup_mounts),
+		cmocka_unit_test(cgroup_joined),
+		cmocka_unit_test(job_round_trip),
+		cmocka_unit_test(job_refuses),
+		cmocka_unit_test(job_bounds),
+		cmocka_unit_test(qemu_command),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
