@@ -24,6 +24,8 @@ struct dispatch_options {
 	const struct pki *pki;
 	const char *listen; /* host:port, :port = all addresses, port 0 = any free one */
 	int contexts_max;   /* requests held at once */
+	int probe_ms;       /* between the watchdog's probes of the listener; 0 = 10 s */
+	int sweep_ms;       /* between looks at pipes and strangers; 0 = 1 s */
 	int poll_ms;        /* longest that a poll is parked here, whatever the node asks for */
 };
 

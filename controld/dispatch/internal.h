@@ -10,14 +10,15 @@
 
 #include "peer.h"
 
+#include "../pki.h"
+#include "../secrets.h"
+#include "../store/store.h"
 #include "common/inbox.h"
-#include "pki.h"
 #include "proto/link.h"
-#include "secrets.h"
-#include "store/store.h"
 
 #include <nng/nng.h>
 #include <sys/queue.h>
+#include <sys/socket.h>
 
 struct event;
 
@@ -26,7 +27,7 @@ struct event;
 #define DISPATCH_HELD_BYTES_MAX (256 * 1024 * 1024) /* of requests that wait for the store; more are answered LINK_BUSY */
 
 /* What comes out of the inbox. First member, so that the handler can tell. */
-enum item_kind { ITEM_REQUEST = 1, ITEM_PIPE_GONE };
+enum item_kind { ITEM_REQUEST = 1, ITEM_PIPE_NEW, ITEM_PIPE_GONE };
 struct item {
 	struct inbox_item link;
 	enum item_kind kind;
@@ -72,7 +73,9 @@ struct pipe {
 	struct peer peer;
 	int64_t opened_ms; /* boot clock */
 	int64_t cut_at_ms; /* 0 = not */
-	uint32_t strikes;  /* malformed or unauthentic requests */
+	bool has_far;
+	uint8_t far[18];  /* address and port of the far end */
+	uint32_t strikes; /* malformed or unauthentic requests */
 	LIST_ENTRY(pipe) entry;
 };
 
@@ -95,6 +98,11 @@ struct dispatch {
 	struct event *sweep; /* each second: pipes to cut */
 	struct watchdog *watchdog;
 	bool listener_down;
+	struct sockaddr_storage bound; /* what the watchdog dials, and where strangers come in */
+	socklen_t bound_len;
+	bool bound_any; /* all addresses: `bound` is loopback then */
+	int probe_ms;
+	struct strangers *strangers;
 
 	LIST_HEAD(, request) all;
 	TAILQ_HEAD(polls, request) polls; /* NEXT requests, oldest first, parked or with the store */
@@ -137,6 +145,11 @@ void next_shed(struct dispatch *d, uint32_t count); /* answers the longest parke
 
 /* enrol.c */
 void enrol_begin(struct request *r);
+
+/* strangers.c */
+bool strangers_far_end(nng_pipe pipe, uint8_t out[18]);
+void strangers_sweep(struct dispatch *d); /* each second */
+void strangers_free(struct dispatch *d);
 
 /* listener.c */
 int listener_start(struct dispatch *d, struct err *e) EPH_MUST_CHECK;

@@ -2,7 +2,7 @@
  * The link's listener and the watchdog that proves that it takes connections. nng 1.5.2's accept loop can stop for good after a
  * broken connection (its TLS transport survived all that was tried, but the price of looking is small): every ten seconds the
  * watchdog connects, sends bytes that are no TLS, and waits to be refused. Two probes without an answer in a row and the listener
- * is replaced; pipes that stand are not touched. On the loop's thread; the one getaddrinfo is at start.
+ * is replaced; its pipes end with it, and the nodes dial again. On the loop's thread; the one getaddrinfo is at start.
  */
 #include "internal.h"
 
@@ -20,7 +20,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define PROBE_EVERY_S 10
 #define PROBE_WAIT_S 5
 #define PROBE_FAILURES 2
 
@@ -31,8 +30,6 @@ struct watchdog {
 	int fd;              /* -1 between probes */
 	bool sent;
 	int failures;
-	struct sockaddr_storage addr;
-	socklen_t addr_len;
 };
 
 static int nng_err(struct err *e, const char *what, int rv)
@@ -132,9 +129,14 @@ static void relisten(struct dispatch *d)
 	log_warn("node link listens again: it had stopped taking connections address=%s", d->address);
 }
 
+static struct timeval probe_pause(const struct dispatch *d)
+{
+	return (struct timeval){ .tv_sec = d->probe_ms / 1000, .tv_usec = d->probe_ms % 1000 * 1000 };
+}
+
 static void probe_over(struct watchdog *w, bool alive)
 {
-	struct timeval pause = { .tv_sec = PROBE_EVERY_S };
+	struct timeval pause = probe_pause(w->d);
 
 	if (w->io)
 		event_free(w->io);
@@ -194,8 +196,8 @@ static void on_watchdog_timer(evutil_socket_t fd, short what, void *arg)
 		return;
 	}
 	w->sent = false;
-	w->fd = socket(w->addr.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-	if (w->fd < 0 || (connect(w->fd, (struct sockaddr *)&w->addr, w->addr_len) != 0 && errno != EINPROGRESS)) {
+	w->fd = socket(w->d->bound.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+	if (w->fd < 0 || (connect(w->fd, (struct sockaddr *)&w->d->bound, w->d->bound_len) != 0 && errno != EINPROGRESS)) {
 		/* Out of descriptors is not the listener's fault. */
 		probe_over(w, w->fd < 0);
 		return;
@@ -217,15 +219,14 @@ static int resolve(struct watchdog *w, struct err *e)
 		return -1;
 	if (!text_fmt(port, sizeof(port), "%u", (unsigned)w->d->port))
 		return err_set(e, ERR_INTERNAL, "port");
-	if (host[0] == '\0' || strcmp(host, "*") == 0 || strcmp(host, "0.0.0.0") == 0)
-		(void)!text_copy(host, sizeof(host), "127.0.0.1");
-	else if (strcmp(host, "::") == 0)
-		(void)!text_copy(host, sizeof(host), "::1");
+	w->d->bound_any = host[0] == '\0' || strcmp(host, "*") == 0 || strcmp(host, "0.0.0.0") == 0 || strcmp(host, "::") == 0;
+	if (w->d->bound_any)
+		(void)!text_copy(host, sizeof(host), strcmp(host, "::") == 0 ? "::1" : "127.0.0.1");
 	rv = getaddrinfo(host, port, &hints, &found);
 	if (rv != 0)
 		return err_set(e, ERR_INVALID, "%s: %s", host, gai_strerror(rv));
-	memcpy(&w->addr, found->ai_addr, found->ai_addrlen);
-	w->addr_len = found->ai_addrlen;
+	memcpy(&w->d->bound, found->ai_addr, found->ai_addrlen);
+	w->d->bound_len = found->ai_addrlen;
 	freeaddrinfo(found);
 	return 0;
 }
@@ -233,7 +234,7 @@ static int resolve(struct watchdog *w, struct err *e)
 int watchdog_start(struct dispatch *d, struct err *e)
 {
 	struct watchdog *w = calloc(1, sizeof(*w));
-	struct timeval first = { .tv_sec = PROBE_EVERY_S };
+	struct timeval first = probe_pause(d);
 
 	if (!w)
 		return err_set(e, ERR_NOMEM, "no memory for the link's watchdog");

@@ -30,7 +30,8 @@ struct pipe *dispatch_pipe(struct dispatch *d, uint32_t id)
 	return NULL;
 }
 
-/* Made at a pipe's first request. NULL when there are too many, or no memory: the pipe is closed then. */
+/* Made when a pipe comes, or at its first request if that is here sooner. NULL when there are too many, or no memory: the pipe is
+ * closed then. */
 struct pipe *pipe_make(struct dispatch *d, uint32_t id)
 {
 	struct pipe *p = dispatch_pipe(d, id);
@@ -46,6 +47,7 @@ struct pipe *pipe_make(struct dispatch *d, uint32_t id)
 	}
 	peer_init(&p->peer, id);
 	p->opened_ms = clock_boot_ms();
+	p->has_far = strangers_far_end((nng_pipe){ .id = id }, p->far);
 	LIST_INSERT_HEAD(bucket(d, id), p, entry);
 	d->pipe_count++;
 	return p;

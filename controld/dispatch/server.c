@@ -24,6 +24,8 @@
 #define FIRST_CONTEXTS 16
 #define RECEIVING_LOW 4 /* below it more contexts are made, or polls shed */
 #define CLOSE_WAIT_S 2
+#define PROBE_MS 10000
+#define SWEEP_MS 1000
 
 static const char *const state_names[] = { "receiving", "working", "parked", "sending", "dead" };
 static const bool legal_moves[REQUEST_STATES][REQUEST_STATES] = {
@@ -59,20 +61,21 @@ static void on_sweep(evutil_socket_t fd, short what, void *arg)
 	(void)fd;
 	(void)what;
 	pipes_sweep(arg);
+	strangers_sweep(arg);
 }
 
-/* nng thread. Without memory the parked poll runs into its own time limit and the sweep finds the entry. */
-static void on_pipe_gone(nng_pipe p, nng_pipe_ev ev, void *arg)
+/* nng thread. Without memory a new pipe is known at its first request, and a parked poll of one that is gone ends by its own time.
+ */
+static void on_pipe(nng_pipe p, nng_pipe_ev ev, void *arg)
 {
 	struct dispatch *d = arg;
-	struct pipe_item *gone = malloc(sizeof(*gone));
+	struct pipe_item *item = malloc(sizeof(*item));
 
-	(void)ev;
-	if (!gone)
+	if (!item)
 		return;
-	gone->item.kind = ITEM_PIPE_GONE;
-	gone->id = (uint32_t)nng_pipe_id(p);
-	inbox_post(d->inbox, &gone->item.link);
+	item->item.kind = ev == NNG_PIPE_EV_ADD_POST ? ITEM_PIPE_NEW : ITEM_PIPE_GONE;
+	item->id = (uint32_t)nng_pipe_id(p);
+	inbox_post(d->inbox, &item->item.link);
 }
 
 /* --- answers ----------------------------------------------------------------------------------------------------------------- */
@@ -327,11 +330,13 @@ static void on_item(void *arg, struct inbox_item *link)
 	if (item->kind == ITEM_REQUEST) {
 		on_request_item((struct request *)(void *)item);
 	} else {
-		struct pipe_item *gone = (struct pipe_item *)(void *)item;
+		struct pipe_item *pipe = (struct pipe_item *)(void *)item;
 
-		if (!d->closing)
-			pipe_gone(d, gone->id);
-		free(gone);
+		if (!d->closing && item->kind == ITEM_PIPE_NEW)
+			pipe_make(d, pipe->id);
+		else if (!d->closing)
+			pipe_gone(d, pipe->id);
+		free(pipe);
 	}
 }
 
@@ -419,7 +424,8 @@ bool dispatch_idle(const struct dispatch *d)
 int dispatch_start(const struct dispatch_options *opt, struct dispatch **out, struct err *e)
 {
 	struct dispatch *d = calloc(1, sizeof(*d));
-	struct timeval second = { .tv_sec = 1 };
+	int sweep_ms = opt->sweep_ms > 0 ? opt->sweep_ms : SWEEP_MS;
+	struct timeval pause = { .tv_sec = sweep_ms / 1000, .tv_usec = sweep_ms % 1000 * 1000 };
 	int rv;
 
 	if (!d)
@@ -430,6 +436,7 @@ int dispatch_start(const struct dispatch_options *opt, struct dispatch **out, st
 	d->pki = opt->pki;
 	d->contexts_max = (uint32_t)opt->contexts_max;
 	d->poll_ms = opt->poll_ms;
+	d->probe_ms = opt->probe_ms > 0 ? opt->probe_ms : PROBE_MS;
 	LIST_INIT(&d->all);
 	TAILQ_INIT(&d->polls);
 	if (!text_copy(d->listen, sizeof(d->listen), opt->listen)) {
@@ -444,7 +451,8 @@ int dispatch_start(const struct dispatch_options *opt, struct dispatch **out, st
 		goto fail;
 	}
 	d->socket_open = true;
-	nng_pipe_notify(d->socket, NNG_PIPE_EV_REM_POST, on_pipe_gone, d);
+	nng_pipe_notify(d->socket, NNG_PIPE_EV_ADD_POST, on_pipe, d);
+	nng_pipe_notify(d->socket, NNG_PIPE_EV_REM_POST, on_pipe, d);
 	for (int i = 0; i < FIRST_CONTEXTS; i++) {
 		if (!add_context(d)) {
 			err_set(e, ERR_NOMEM, "no memory for the link's contexts");
@@ -452,7 +460,7 @@ int dispatch_start(const struct dispatch_options *opt, struct dispatch **out, st
 		}
 	}
 	d->sweep = event_new(opt->base, -1, EV_PERSIST, on_sweep, d);
-	if (!d->sweep || event_add(d->sweep, &second) != 0) {
+	if (!d->sweep || event_add(d->sweep, &pause) != 0) {
 		err_set(e, ERR_NOMEM, "no memory for the node link");
 		goto fail;
 	}
@@ -515,6 +523,7 @@ void dispatch_free(struct dispatch *d)
 		return;
 	d->closing = true;
 	watchdog_stop(d);
+	strangers_free(d);
 	if (d->sweep)
 		event_free(d->sweep);
 	d->sweep = NULL;

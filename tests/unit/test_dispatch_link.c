@@ -8,7 +8,7 @@
 #include "common/log.h"
 #include "common/text.h"
 #include "common/wire.h"
-#include "controld/dispatch/dispatch.h"
+#include "controld/dispatch/internal.h"
 #include "controld/pki.h"
 #include "controld/secrets.h"
 #include "controld/store/store.h"
@@ -506,7 +506,7 @@ static void wait_parked(struct call *c, int calls)
 /* --- tests ---------------------------------------------------------------------------------------------------------------------
  */
 
-static int set_up(void **state)
+static int set_up_with(int probe_ms, int sweep_ms)
 {
 	struct dispatch_options opt;
 	struct pki_made made;
@@ -516,7 +516,6 @@ static int set_up(void **state)
 	struct err e;
 	uint8_t sign_public[32], seal_public[32];
 
-	(void)state;
 	log_init("test", LOG_LEVEL_ERROR, false);
 	memset(&t, 0, sizeof(t));
 	t.base = event_base_new();
@@ -543,9 +542,23 @@ static int set_up(void **state)
 		.pki = t.pki,
 		.listen = "127.0.0.1:0",
 		.contexts_max = CONTEXTS,
-		.poll_ms = 10000 };
+		.poll_ms = 10000,
+		.probe_ms = probe_ms,
+		.sweep_ms = sweep_ms };
 	assert_ok(dispatch_start(&opt, &t.d, &e));
 	return 0;
+}
+
+static int set_up(void **state)
+{
+	(void)state;
+	return set_up_with(0, 0);
+}
+
+static int set_up_fast(void **state)
+{
+	(void)state;
+	return set_up_with(50, 40);
 }
 
 static int tear_down(void **state)
@@ -906,6 +919,59 @@ static void test_blob_and_events(void **state)
 	node_close(&n);
 }
 
+static bool is_down(void *arg)
+{
+	const char *why;
+
+	(void)arg;
+	return !dispatch_healthy(t.d, &why);
+}
+
+static bool is_up(void *arg)
+{
+	return !is_down(arg);
+}
+
+/* A listener that stopped taking connections is replaced on the same port. */
+static void test_watchdog(void **state)
+{
+	struct node n, later;
+
+	(void)state;
+	node_ready(&n);
+	start_ok(&n);
+	nng_listener_close(t.d->listener);
+	assert_true(loop_until(t.base, is_down, NULL, WAIT_MS));
+	node_close(&n);
+	assert_true(loop_until(t.base, is_up, NULL, WAIT_MS));
+	node_ready(&later);
+	start_ok(&later);
+	node_close(&later);
+}
+
+/* Connections that say nothing, or too little, are shut; a node that is idle is not. */
+static void test_strangers(void **state)
+{
+	struct raw_client silent, slow;
+	struct node n;
+
+	(void)state;
+	node_ready(&n);
+	start_ok(&n);
+	raw_open(&silent, t.d->port);
+	raw_open(&slow, t.d->port);
+	slow.send = "\x16\x03\x01";
+	slow.left = 3;
+	assert_true(loop_until(t.base, raw_step, &silent, WAIT_MS));
+	assert_true(silent.ended);
+	assert_true(loop_until(t.base, raw_step, &slow, WAIT_MS));
+	assert_true(slow.ended);
+	close(silent.fd);
+	close(slow.fd);
+	start_ok(&n);
+	node_close(&n);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -921,6 +987,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_malformed_is_cut, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_too_long_is_cut, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_blob_and_events, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_watchdog, set_up_fast, tear_down),
+		cmocka_unit_test_setup_teardown(test_strangers, set_up_fast, tear_down),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
