@@ -1,8 +1,8 @@
 /*
  * Reads a provider's answer to a chat completion, streamed (server-sent events) or whole (one JSON object: told apart by its first
  * byte), and assembles text, tool calls, finish reason and usage. Pure; any cut of the bytes gives the same result. Bounded: whole
- * body by the caller, one line 2 MiB, texts together MODEL_REPLY_TEXT_MAX, 64 tool calls, 1 MiB a string. The provider is foreign:
- * nothing it says is believed beyond that it is an answer.
+ * body by the caller, one line 4 MiB, texts together MODEL_REPLY_TEXT_MAX, 64 tool calls, MODEL_STR_MAX a string. The provider is
+ * foreign: nothing it says is believed beyond that it is an answer.
  */
 #ifndef BROKER_MODEL_STREAM_H
 #define BROKER_MODEL_STREAM_H
@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 #define MODEL_BODY_MAX (8 * 1024 * 1024)
-#define MODEL_LINE_MAX (2 * 1024 * 1024)
+#define MODEL_LINE_MAX (4 * 1024 * 1024)
 #define MODEL_REPLY_TEXT_MAX (3 * 1024 * 1024) /* all strings of a reply: it must fit MODEL_CALL_BYTES_MAX when encoded */
 
 struct model_stream;

@@ -5,12 +5,15 @@
  * guest.
  */
 #include "broker_internal.h"
+#include "model_request.h"
 
 #include "common/clock.h"
 #include "common/ids.h"
+#include "common/json.h"
 #include "common/log.h"
 #include "common/text.h"
 #include "common/wire.h"
+#include "proto/tools.h"
 
 #define NS_PER_MS INT64_C(1000000)
 
@@ -55,6 +58,26 @@ static void on_failed(void *arg, enum errcode code, const char *text, const stru
 	session_advance(b);
 }
 
+/* A tool that this run does not have is not offered to the model; the timeline says that it was asked for. */
+static void deny_tools(struct broker *b, uint32_t tools)
+{
+	struct buf data = BUF_INIT(512);
+	struct jw w;
+
+	for (unsigned i = 0; i < TOOL_COUNT && !b->seen.ending; i++) {
+		if ((tools & TOOL_BIT(i)) == 0)
+			continue;
+		buf_reset(&data);
+		jw_init(&w, &data);
+		jw_object(&w);
+		jw_kstr(&w, "rule", "tools");
+		jw_kstr(&w, "what", tool_info((enum tool)i)->name);
+		jw_close(&w);
+		session_event(b, EV_DENIED, &data);
+	}
+	buf_free(&data);
+}
+
 static void take_call(struct broker *b, const uint8_t *body, size_t n)
 {
 	struct model_call call;
@@ -83,10 +106,13 @@ static void take_call(struct broker *b, const uint8_t *body, size_t n)
 	} else if (call.call > b->a.max_model_calls) {
 		session_end(b, ERRCODE_MODEL_CALLS_EXCEEDED, "All of the run's %u model calls (max_model_calls) are used.",
 				b->a.max_model_calls);
+	} else if (call.tools >> TOOL_COUNT != 0) {
+		protocol(b, "tools that do not exist");
 	} else {
 		b->calls = call.call;
 		b->call_stream = stream;
-		if (model_start(b->model, &call, &e) < 0)
+		deny_tools(b, call.tools & ~model_tools_allowed(&b->a));
+		if (!b->seen.ending && model_start(b->model, &call, &e) < 0)
 			protocol(b, e.text);
 	}
 	model_call_free(&call);

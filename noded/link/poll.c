@@ -214,19 +214,19 @@ static void take_next(struct link *l, const struct asked *a, const struct link_r
 }
 
 /* Why controld does not take our poll, in its own words. */
-static void log_refusal(const struct link *l, const struct link_reply *reply)
+static void log_refusal(const struct link *l, const char *what, const struct link_reply *reply)
 {
-	struct buf text = BUF_INIT(1024);
+	struct buf text = BUF_INIT(2048);
 	struct wire_reader r;
-	size_t n;
 	const uint8_t *reason;
+	size_t n;
 
 	wire_read_init(&r, reply->body, reply->body_len);
-	reason = wire_bytes(&r, 240, &n);
+	reason = wire_bytes(&r, 512, &n);
 	if (reason != NULL && text_safe(&text, (const char *)reason, n, false) && buf_cstr(&text) != NULL)
-		log_error("controld refuses this node's poll node=%s reason=\"%s\"", l->node_id, buf_cstr(&text));
+		log_error("controld refuses %s node=%s reason=\"%s\"", what, l->node_id, buf_cstr(&text));
 	else
-		log_error("controld refuses this node's poll node=%s", l->node_id);
+		log_error("controld refuses %s node=%s", what, l->node_id);
 	buf_free(&text);
 }
 
@@ -243,7 +243,7 @@ void poll_answer(struct link *l, struct asked *a, const struct link_reply *reply
 		link_kill_all(l);
 		l->poll_after_ms = now + REVOKED_PAUSE_MS;
 	} else if (reply->result != LINK_OK) {
-		log_refusal(l, reply);
+		log_refusal(l, "this node's poll", reply);
 		l->poll_after_ms = now + BAD_PAUSE_MS;
 	} else {
 		take_next(l, a, reply);
@@ -312,8 +312,6 @@ void enrol_pump(struct link *l)
 void enrol_answer(struct link *l, const struct link_reply *reply)
 {
 	struct link_enrol_reply m;
-	struct wire_reader r;
-	char text[257];
 	struct err e;
 
 	l->enrolling = false;
@@ -322,10 +320,7 @@ void enrol_answer(struct link *l, const struct link_reply *reply)
 		return;
 	}
 	if (reply->result != LINK_OK) {
-		wire_read_init(&r, reply->body, reply->body_len);
-		wire_str_fixed(&r, text, sizeof(text));
-		log_error("enrolment refused: make a new join token (ephemeral admin node token) text=\"%s\"",
-				r.failed ? "" : text);
+		log_refusal(l, "this node's enrolment (a new join token comes from `ephemeral admin node token`)", reply);
 		return;
 	}
 	if (link_enrol_reply_decode(reply->body, reply->body_len, &m, &e) < 0 || !id_valid("node", m.node_id)) {

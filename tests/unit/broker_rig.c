@@ -3,10 +3,36 @@
 
 /* --- the provider ------------------------------------------------------------------------------------------------------------ */
 
+/* Waits until the other end's process has taken every byte out of its socket: the kernel lists how many lie there. */
+static void wait_until_read(int fd)
+{
+	struct sockaddr_in peer;
+	socklen_t len = sizeof(peer);
+	struct pollfd none = { .fd = -1 };
+	unsigned port, tx, rx = 1;
+	char line[256];
+
+	if (getpeername(fd, (struct sockaddr *)&peer, &len) != 0)
+		return;
+	for (int i = 0; i < WAIT_MS / 5 && rx != 0; i++) {
+		FILE *f = fopen("/proc/net/tcp", "r");
+
+		while (f != NULL && fgets(line, sizeof(line), f) != NULL)
+			if (sscanf(line, " %*d: %*x:%x %*x:%*x %*x %x:%x", &port, &tx, &rx) == 3 && port == ntohs(peer.sin_port))
+				break;
+			else
+				rx = 1;
+		if (f != NULL)
+			fclose(f);
+		(void)poll(&none, 1, 5);
+	}
+}
+
 static void serve_one(int fd, struct shared *shared, const char *answer, int spool_fd)
 {
 	char *in = shared->request[shared->requests % ANSWERS_MAX];
 	size_t have = 0, want = SIZE_MAX;
+	bool hang = strncmp(answer, "hang after ", 11) == 0;
 	struct spool *spool;
 	struct err e;
 
@@ -34,12 +60,19 @@ static void serve_one(int fd, struct shared *shared, const char *answer, int spo
 	shared->requests++;
 	if (strcmp(answer, "hang") == 0)
 		pause();
+	if (hang)
+		answer += strlen("hang after ");
 	for (size_t sent = 0; sent < strlen(answer);) {
 		ssize_t n = write(fd, answer + sent, strlen(answer) - sent);
 
 		if (n <= 0)
 			break;
 		sent += (size_t)n;
+	}
+	if (hang) {
+		wait_until_read(fd);
+		shared->hung++;
+		pause();
 	}
 	close(fd);
 }
@@ -498,4 +531,13 @@ bool data_text_is(const char *event, const char *key, const char *want)
 	same = s != NULL && strcmp(s, want) == 0;
 	json_free(v);
 	return same;
+}
+
+void wait_until_answering(struct rig *r)
+{
+	struct pollfd none = { .fd = -1 };
+
+	for (int i = 0; i < WAIT_MS / 10 && *(volatile int *)&r->provider.shared->hung == 0; i++)
+		(void)poll(&none, 1, 10);
+	assert_true(r->provider.shared->hung > 0);
 }

@@ -48,6 +48,7 @@
 
 struct shared {
 	int requests;
+	int hung;                                      /* answers that were left hanging */
 	int64_t held[ANSWERS_MAX], spent[ANSWERS_MAX]; /* meter in the spool when the request had come */
 	char request[ANSWERS_MAX][16384];
 };
@@ -84,6 +85,7 @@ void put(int fd, uint8_t type, const void *body, size_t n);
 void rig_defaults(struct rig *r);
 void rig_start(struct rig *r, const char *const *answers);
 void give_assignment(struct rig *r);
+void wait_until_answering(struct rig *r); /* the broker has read what the provider says before it hangs */
 struct frame from_keeper_side(struct rig *r, uint8_t type, uint8_t inner);
 struct frame from_channel_side(struct rig *r, uint8_t type);
 void to_link_side(struct rig *r, uint8_t type, const void *body, size_t n);

@@ -86,6 +86,73 @@ static void test_cut_stream(void **state)
 	rig_stop(&r);
 }
 
+/* What the provider counted before it broke off is what is charged. */
+static void test_cut_after_usage(void **state)
+{
+	const char *answers[] = { SSE_HEAD CHUNK("hal") USAGE(20, 5, 3), HELLO_REPLY, NULL };
+	char types[4096], call[65536];
+	struct rig r;
+
+	(void)state;
+	rig_defaults(&r);
+	rig_start(&r, answers);
+	to_work(&r);
+	call_model(&r, "hi");
+	reply_is(&r, "hello");
+	finish_with(&r, "x");
+	read_events(&r, types, EV_MODEL_CALL, call, NULL);
+	assert_int_equal(data_int(call, "cost_micros"), 2 * 92);
+	assert_int_equal(r.end.usage.unmetered_model_micros, 0);
+	assert_int_equal(r.end.usage.input_tokens, 40);
+	rig_stop(&r);
+}
+
+/* A run that is cancelled while an answer comes is charged for it: its hold. */
+static void test_cancelled_in_an_answer(void **state)
+{
+	const char *answers[] = { "hang after " SSE_HEAD CHUNK("hal"), NULL };
+	char types[4096], call[65536];
+	struct rig r;
+
+	(void)state;
+	rig_defaults(&r);
+	rig_start(&r, answers);
+	to_work(&r);
+	call_model(&r, "hi");
+	wait_until_answering(&r);
+	to_link_side(&r, RF_LB_CANCEL, NULL, 0);
+	to_the_end(&r);
+	assert_int_equal(r.end.code, ERRCODE_CANCELLED);
+	assert_true(r.end.usage.unmetered_model_micros > 15000);
+	read_events(&r, types, EV_MODEL_CALL, call, NULL);
+	assert_string_equal(types, "microvm.ready worker.started model.call microvm.destroyed");
+	assert_int_equal(data_int(call, "cost_micros"), r.end.usage.unmetered_model_micros);
+	assert_int_equal(r.end.usage.model_calls, 1);
+	rig_stop(&r);
+}
+
+/* Without shell in the request the guest may ask for the tool as it likes: the model is not told of it. */
+static void test_shell_is_denied(void **state)
+{
+	const char *answers[] = { HELLO_REPLY, NULL };
+	char types[4096], denied[65536];
+	struct rig r;
+
+	(void)state;
+	rig_defaults(&r);
+	r.a.shell = false;
+	rig_start(&r, answers);
+	to_work(&r);
+	call_model(&r, "hi");
+	reply_is(&r, "hello");
+	finish_with(&r, "x");
+	read_events(&r, types, EV_DENIED, denied, NULL);
+	assert_string_equal(types, "microvm.ready worker.started denied model.call microvm.destroyed");
+	assert_true(data_text_is(denied, "what", "shell"));
+	assert_null(strstr(r.provider.shared->request[0], "\"tools\""));
+	rig_stop(&r);
+}
+
 static void test_cut_twice(void **state)
 {
 	const char *answers[] = { SSE_HEAD CHUNK("hal"), SSE_HEAD CHUNK("hal"), HELLO_REPLY, NULL };
@@ -261,6 +328,9 @@ int main(void)
 		cmocka_unit_test(test_success),
 		cmocka_unit_test(test_retries),
 		cmocka_unit_test(test_cut_stream),
+		cmocka_unit_test(test_cut_after_usage),
+		cmocka_unit_test(test_cancelled_in_an_answer),
+		cmocka_unit_test(test_shell_is_denied),
 		cmocka_unit_test(test_cut_twice),
 		cmocka_unit_test(test_provider_refuses),
 		cmocka_unit_test(test_limit_param_learned),

@@ -326,16 +326,17 @@ static void test_bounds(void **state)
 	memset(line + n, 'x', half);
 	n += half;
 	n += (size_t)snprintf(line + n, 256, "\"}}]}\n\n");
-	assert_int_equal(model_stream_feed(s, line, n, &e), 0);
-	assert_int_equal(model_stream_feed(s, line, n, &e), -1); /* over 1 MiB of content */
+	for (size_t have = half; have <= MODEL_STR_MAX; have += half)
+		assert_int_equal(model_stream_feed(s, line, n, &e), 0);
+	assert_int_equal(model_stream_feed(s, line, n, &e), -1); /* over the bound of one text */
 	assert_int_equal(e.code, ERR_LIMIT);
 	model_stream_free(s);
 	s = model_stream_new();
 	assert_int_equal(model_stream_feed(s, "data: ", 6, &e), 0);
 	n = 0;
-	while (n < 5 * 1024 * 1024 && model_stream_feed(s, line + 60, half, &e) == 0)
+	while (n < 2 * MODEL_LINE_MAX && model_stream_feed(s, line + 60, half, &e) == 0)
 		n += half;
-	assert_true(n < 5 * 1024 * 1024); /* a line without an end */
+	assert_true(n < 2 * MODEL_LINE_MAX); /* a line without an end */
 	model_stream_free(s);
 	free(line);
 }

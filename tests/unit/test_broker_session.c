@@ -181,6 +181,30 @@ static void test_fatal(void **state)
 	rig_stop(&r);
 }
 
+/* Last words of nothing but control characters, cut in the middle of one: shown, short, and never an endless loop. */
+static void test_fatal_garbage(void **state)
+{
+	struct buf b = BUF_INIT(2048);
+	char junk[GUEST_FATAL_MAX + 1];
+	struct rig r;
+
+	(void)state;
+	for (int byte = 1; byte < 256; byte += 101) {
+		memset(junk, byte, GUEST_FATAL_MAX);
+		junk[GUEST_FATAL_MAX] = '\0';
+		rig_defaults(&r);
+		rig_start(&r, NULL);
+		to_work(&r);
+		buf_reset(&b);
+		wire_put_str(&b, junk);
+		put(r.channel, RF_CB_FATAL, b.data, b.len);
+		to_the_end(&r);
+		assert_int_equal(r.end.code, ERRCODE_WORKER_FAILED);
+		rig_stop(&r);
+	}
+	buf_free(&b);
+}
+
 static void leaves_without_finish(struct rig *r)
 {
 	uint8_t gone[8] = { 1 };
@@ -451,6 +475,7 @@ int main(void)
 		cmocka_unit_test(test_protocol_errors),
 		cmocka_unit_test(test_output_too_large),
 		cmocka_unit_test(test_fatal),
+		cmocka_unit_test(test_fatal_garbage),
 		cmocka_unit_test(test_start_is_stale),
 		cmocka_unit_test(test_boot_deadline),
 		cmocka_unit_test(test_end_while_start_is_asked),
