@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 #define CGROUP_PATH_MAX 512
-#define CGROUP_NAME_MAX 80
+#define CGROUP_NAME_MAX 96
 #define CGROUP_DIRS_MAX 4 /* v2, and v1 memory, pids, cpu */
 
 enum cgroup_ctl { CGROUP_MEMORY, CGROUP_PIDS, CGROUP_CPU, CGROUP_CTL_COUNT };

@@ -107,6 +107,7 @@ static void on_sweep(evutil_socket_t fd, short what, void *arg)
 	(void)fd;
 	(void)what;
 	recover_sweep_spools(k);
+	recover_look_at_slots(k);
 	for (struct vm *vm = k->vms; vm; vm = next) {
 		next = vm->next;
 		if (vm->booting && vm->exec_boot_ns > 0 &&
@@ -147,6 +148,14 @@ static int make_directories(struct keeper *k, struct err *e)
 			files_mkdir(c->run_dir, 0700, e) || files_mkdir(k->vm_dir, 0700, e) || files_mkdir(k->link.root, 0700, e))
 		return -1;
 	return 0;
+}
+
+static void make_tag(struct keeper *k)
+{
+	uint8_t hash[crypto_generichash_BYTES_MIN];
+
+	crypto_generichash(hash, sizeof(hash), (const uint8_t *)k->config->state_dir, strlen(k->config->state_dir), NULL, 0);
+	text_hex(hash, (sizeof(k->tag) - 1) / 2, k->tag);
 }
 
 static int take_lock(struct keeper *k, struct err *e)
@@ -356,6 +365,7 @@ int keeper_main(const struct noded_config *config, bool check_only, int ready_fd
 	k->config = config;
 	k->ready_fd = ready_fd;
 	k->lock_fd = -1;
+	make_tag(k);
 	fill_stdio();
 	if (ready_fd >= 0)
 		fcntl(ready_fd, F_SETFD, FD_CLOEXEC);

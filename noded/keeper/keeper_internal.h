@@ -98,6 +98,8 @@ struct keeper {
 	bool draining, stopping, dirty;
 	int ready_fd;
 	int lock_fd;
+	char tag[9]; /* last part of our cgroups' names: a hash of state_dir, so that nodeds side by side leave each other's alone
+		      */
 	char journal_dir[600], spool_dir[600], vm_dir[128];
 	struct event *signals[2], *stop_timer, *sweep_timer, *turn;
 	int exit_status;
@@ -151,5 +153,6 @@ void vm_report(struct vm *vm); /* continues the spool, tells link */
 /* recover.c */
 int recover(struct keeper *k, struct err *e) EPH_MUST_CHECK;
 void recover_sweep_spools(struct keeper *k);
+void recover_look_at_slots(struct keeper *k);
 
 #endif

@@ -21,7 +21,7 @@
 
 struct recovery {
 	struct keeper *keeper;
-	uint32_t runs, groups, processes;
+	uint32_t runs, groups;
 };
 
 /* A process that the journal names, if it is still that one. Its group's kill reaches it too; this is for one that never got there.
@@ -73,7 +73,10 @@ static void on_group(void *arg, const char *name)
 	struct recovery *r = arg;
 	struct cgroup *g;
 	struct err e;
+	const char *tag = strrchr(name, '.');
 
+	if (!tag || strcmp(tag + 1, r->keeper->tag) != 0)
+		return; /* another noded's */
 	for (const struct vm *vm = r->keeper->vms; vm; vm = vm->next)
 		for (int role = 0; role < SLOT_ROLES; role++)
 			if (strcmp(vm->journal.cgroup[role], name) == 0)
@@ -86,19 +89,6 @@ static void on_group(void *arg, const char *name)
 	if (cgroup_remove(g, &e) != 0)
 		log_warn("cgroup stays behind until its processes are gone name=%s", name);
 	cgroup_free(g);
-}
-
-static void on_process(void *arg, uint32_t slot, int pid)
-{
-	struct recovery *r = arg;
-	int pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
-
-	if (pidfd < 0)
-		return;
-	r->processes++;
-	log_warn("killing a process that has an id of slot=%u pid=%d", slot, pid);
-	syscall(SYS_pidfd_send_signal, pidfd, SIGKILL, NULL, 0);
-	close(pidfd);
 }
 
 /* Directories of VMs below run_dir that nothing belongs to any more. */
@@ -124,6 +114,16 @@ static void remove_directories(struct keeper *k)
 	closedir(d);
 }
 
+void recover_look_at_slots(struct keeper *k)
+{
+	uint32_t foreign = slots_look(k->slots);
+
+	/* Not killed: they may be another noded's, whose uid_base overlaps with ours. */
+	if (foreign > 0)
+		log_warn("processes that are not this noded's have ids of its slots; give it a uid_base of its own slots=%u",
+				foreign);
+}
+
 int recover(struct keeper *k, struct err *e)
 {
 	struct recovery r = { .keeper = k };
@@ -132,9 +132,9 @@ int recover(struct keeper *k, struct err *e)
 	if (journal_each(k->journal_dir, on_entry, &r, e))
 		return err_wrap(e, "journal");
 	cgroups_each(k->host.cgroups, "vm_", on_group, &r);
-	slots_scan(k->slots, on_process, &r);
-	if (r.runs + r.groups + r.processes > 0)
-		log_warn("an earlier noded left runs=%u groups=%u processes=%u", r.runs, r.groups, r.processes);
+	if (r.runs + r.groups > 0)
+		log_warn("an earlier noded left runs=%u groups=%u", r.runs, r.groups);
+	recover_look_at_slots(k);
 	for (struct vm *vm = k->vms; vm; vm = next) {
 		next = vm->next;
 		vm_end(vm, ERRCODE_NODE_RESTARTED, "noded was restarted while the run was on this host");

@@ -8,14 +8,25 @@
 #include <string.h>
 #include <unistd.h>
 
+enum slot_state { SLOT_FREE, SLOT_TAKEN, SLOT_FOREIGN /* a process that is not ours has its ids */ };
+
 struct slots {
 	uint32_t uid_base, count, free_count, next;
-	bool taken[]; /* count of them */
+	enum slot_state state[]; /* count of them */
 };
+
+static void set_state(struct slots *s, uint32_t slot, enum slot_state to)
+{
+	if (s->state[slot] == SLOT_FREE)
+		s->free_count--;
+	if (to == SLOT_FREE)
+		s->free_count++;
+	s->state[slot] = to;
+}
 
 int slots_new(uint32_t uid_base, uint32_t count, struct slots **out, struct err *e)
 {
-	struct slots *s = calloc(1, sizeof(*s) + count * sizeof(s->taken[0]));
+	struct slots *s = calloc(1, sizeof(*s) + count * sizeof(s->state[0]));
 
 	*out = s;
 	if (!s)
@@ -35,10 +46,9 @@ int slots_take(struct slots *s)
 	for (uint32_t i = 0; i < s->count; i++) {
 		uint32_t slot = (s->next + i) % s->count;
 
-		if (s->taken[slot])
+		if (s->state[slot] != SLOT_FREE)
 			continue;
-		s->taken[slot] = true;
-		s->free_count--;
+		set_state(s, slot, SLOT_TAKEN);
 		s->next = (slot + 1) % s->count;
 		return (int)slot;
 	}
@@ -49,19 +59,14 @@ bool slots_hold(struct slots *s, uint32_t slot)
 {
 	if (slot >= s->count)
 		return false;
-	if (!s->taken[slot]) {
-		s->taken[slot] = true;
-		s->free_count--;
-	}
+	set_state(s, slot, SLOT_TAKEN);
 	return true;
 }
 
 void slots_give(struct slots *s, uint32_t slot)
 {
-	if (slot >= s->count || !s->taken[slot])
-		return;
-	s->taken[slot] = false;
-	s->free_count++;
+	if (slot < s->count && s->state[slot] == SLOT_TAKEN)
+		set_state(s, slot, SLOT_FREE);
 }
 
 uint32_t slots_free_count(const struct slots *s)
@@ -125,22 +130,34 @@ static bool read_status(const char *pid, char *out, size_t size)
 	return true;
 }
 
-void slots_scan(const struct slots *s, void (*found)(void *arg, uint32_t slot, int pid), void *arg)
+static void mark(struct slots *s, uint32_t uid, char state)
+{
+	uint32_t slot = (uid - s->uid_base) / SLOT_ROLES;
+
+	if (uid < s->uid_base || slot >= s->count || state == 'Z' || state == 'X')
+		return;
+	if (s->state[slot] == SLOT_FREE)
+		set_state(s, slot, SLOT_FOREIGN);
+}
+
+uint32_t slots_look(struct slots *s)
 {
 	DIR *d = opendir("/proc");
 	struct dirent *entry;
+	uint32_t foreign = 0, uid;
 	char text[4096], state;
-	uint32_t uid;
 
 	if (!d)
-		return;
-	while ((entry = readdir(d)) != NULL) {
-		if (entry->d_name[0] < '0' || entry->d_name[0] > '9' || !read_status(entry->d_name, text, sizeof(text)) ||
-				!slots_parse_status(text, &uid, &state))
-			continue;
-		if (uid < s->uid_base || uid - s->uid_base >= s->count * SLOT_ROLES || state == 'Z' || state == 'X')
-			continue;
-		found(arg, (uid - s->uid_base) / SLOT_ROLES, (int)strtol(entry->d_name, NULL, 10));
-	}
+		return 0;
+	for (uint32_t i = 0; i < s->count; i++)
+		if (s->state[i] == SLOT_FOREIGN)
+			set_state(s, i, SLOT_FREE);
+	while ((entry = readdir(d)) != NULL)
+		if (entry->d_name[0] >= '0' && entry->d_name[0] <= '9' && read_status(entry->d_name, text, sizeof(text)) &&
+				slots_parse_status(text, &uid, &state))
+			mark(s, uid, state);
 	closedir(d);
+	for (uint32_t i = 0; i < s->count; i++)
+		foreign += s->state[i] == SLOT_FOREIGN;
+	return foreign;
 }

@@ -136,7 +136,7 @@ static bool fill_journal(struct keeper *k, const struct assignment *a, struct jo
 	memcpy(j->token, a->token, TOKEN_LEN);
 	memcpy(j->image_hash, k->host.image_hash, SHA256_LEN);
 	for (int i = 0; i < SLOT_ROLES; i++)
-		if (!text_fmt(j->cgroup[i], sizeof(j->cgroup[i]), "%s.%s", j->vm, role_names[i]))
+		if (!text_fmt(j->cgroup[i], sizeof(j->cgroup[i]), "%s.%s.%s", j->vm, role_names[i], k->tag))
 			return false;
 	return text_copy(j->boot_id, sizeof(j->boot_id), k->host.boot_id);
 }

@@ -8,6 +8,8 @@
 #include "keeper/slots.h"
 #include "keeper/vm_step.h"
 
+#include <unistd.h>
+
 /* --- journal ------------------------------------------------------------------------------------------------------------------ */
 
 static void example(struct journal *j)
@@ -123,6 +125,26 @@ static void slots_give_and_take(void **state)
 	assert_int_equal(slots_uid(s, 2, SLOT_BROKER), 200006);
 	assert_int_equal(slots_uid(s, 2, SLOT_CHANNEL), 200007);
 	assert_int_equal(slots_uid(s, 2, SLOT_VMM), 200008);
+	slots_free(s);
+}
+
+/* A process of somebody else's on our ids: this test's own, whose uid is made a slot's. */
+static void slots_of_others(void **state)
+{
+	struct slots *s;
+	struct err e;
+
+	(void)state;
+	assert_int_equal(slots_new((uint32_t)getuid(), 1, &s, &e), 0);
+	assert_true(slots_look(s) == 1);
+	assert_int_equal(slots_take(s), -1);
+	assert_int_equal(slots_free_count(s), 0);
+	slots_free(s);
+	assert_int_equal(slots_new(3900000000U, 4, &s, &e), 0);
+	assert_int_equal(slots_look(s), 0);
+	assert_int_equal(slots_take(s), 0);
+	assert_int_equal(slots_look(s), 0);
+	assert_int_equal(slots_free_count(s), 3);
 	slots_free(s);
 }
 
@@ -276,6 +298,7 @@ int main(void)
 		cmocka_unit_test(journal_stat),
 		cmocka_unit_test(slots_give_and_take),
 		cmocka_unit_test(slots_status),
+		cmocka_unit_test(slots_of_others),
 		cmocka_unit_test(admission_bounds),
 		cmocka_unit_test(admission_offers),
 		cmocka_unit_test(admission_offer_without_a_slot),
