@@ -100,7 +100,7 @@ static void on_principal(void *arg, const struct store_principal *p, const struc
 	}
 	free(ask);
 	r = api_back(r, e);
-	if (r)
+	if (r && p)
 		go_on(r, p);
 }
 

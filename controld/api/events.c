@@ -300,8 +300,12 @@ static void stream_start(struct api_req *r, int64_t after, const struct store_ev
 
 void event_streams_end(struct api *a)
 {
-	while (a->streams)
-		stream_end(a->streams);
+	struct event_stream *s, *next;
+
+	for (s = a->streams; s; s = next) {
+		next = s->next;
+		stream_end(s);
+	}
 }
 
 /* --- both --------------------------------------------------------------------------------------------------------------- */

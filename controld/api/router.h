@@ -29,21 +29,21 @@ enum api_content {
 struct api_req;
 
 struct route {
+	const char *pattern; /* "/v1/runs/{id}/events"; "{name...}" at the end takes the rest of the path */
+	const char *query;   /* parameters that it knows, separated by blanks; "metadata.*" = any that begins so; "" = none */
+	void (*handle)(struct api_req *r);
+	size_t body_max;         /* bytes; 1 or more even where no body is taken */
 	enum http_method method; /* GET answers HEAD as well */
-	const char *pattern;     /* "/v1/runs/{id}/events"; "{name...}" at the end takes the rest of the path */
 	enum api_listener listeners;
 	enum api_need need;
-	size_t body_max; /* bytes; 1 or more even where no body is taken */
 	enum api_content content;
-	const char *query; /* parameters that it knows, separated by blanks; "metadata.*" = any that begins so; "" = none */
-	void (*handle)(struct api_req *r);
 };
 
 #define ROUTE_SET(x) ((x) + 0 * sizeof(char[(x) ? 1 : -1]))
 #define ROUTE(m, p, l, n, max, c, q, fn)                                                                                           \
 	{                                                                                                                          \
-		.method = ROUTE_SET(m), .pattern = p, .listeners = ROUTE_SET(l), .need = ROUTE_SET(n), .body_max = ROUTE_SET(max), \
-		.content = ROUTE_SET(c), .query = q "", .handle = fn                                                               \
+		.method = ROUTE_SET(m), .pattern = (p), .listeners = ROUTE_SET(l), .need = ROUTE_SET(n),                           \
+		.body_max = ROUTE_SET(max), .content = ROUTE_SET(c), .query = (q), .handle = (fn)                                  \
 	}
 
 struct route_params {

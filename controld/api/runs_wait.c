@@ -56,10 +56,11 @@ static void on_page(void *arg, const struct store_events *ev, const struct err *
 	struct api_req *r = arg;
 	struct run_wait *w = r->wait; /* NULL: the time was over meanwhile, or the client went */
 
-	if (w) {
+	if (w)
 		w->reading = false;
-		if (e)
-			wait_drop(w);
+	if (w && e) {
+		wait_drop(w);
+		w = NULL;
 	}
 	r = api_back(arg, e);
 	if (!r || !w)
@@ -149,6 +150,10 @@ void run_wait_answer(struct api_req *r, const char *run_id, int64_t seconds, int
 
 void run_waits_end(struct api *a)
 {
-	while (a->waits)
-		wait_over(a->waits);
+	struct run_wait *w, *next;
+
+	for (w = a->waits; w; w = next) {
+		next = w->next;
+		wait_over(w);
+	}
 }

@@ -141,6 +141,62 @@ def test_idle_time_is_not_waiting_time(cluster, bin_dir):
         node.close()
 
 
+def test_quiet_stream_has_a_heartbeat(control, client):
+    run = client.create(prompt="x")["id"]
+    answer = client.session.get(f"{client.url}/v1/runs/{run}/events", headers={"Accept": "text/event-stream"}, stream=True, timeout=20)
+    with answer:
+        assert next(line for line in answer.iter_lines(chunk_size=1) if line.startswith(b":")), "a comment while nothing happens"
+    client.cancel(run)
+
+
+def test_streams_are_bounded(cluster, bin_dir):
+    with control_rig.Control(cluster, bin_dir, stream_clients=8) as own:
+        node = PaperNode(own.conninfo)
+        client = own.new_client()
+        run = client.create(prompt="x")["id"]
+        headers = {"Authorization": f"Bearer {client.key}", "Accept": "text/event-stream"}
+        open_ones = [requests.get(f"{own.url}/v1/runs/{run}/events", headers=headers, stream=True, timeout=20) for _ in range(8)]
+        assert all(answer.status_code == 200 for answer in open_ones)
+        for path in ("events", "wait"):
+            answer = client.call("GET", f"/v1/runs/{run}/{path}", headers={"Accept": "text/event-stream"})
+            assert "8" in problem(answer, 503, "unavailable")["detail"] and int(answer.headers["Retry-After"]) > 0
+        open_ones.pop().close()
+        wait.until(lambda: client.call("GET", f"/v1/runs/{run}/wait?timeout_seconds=1").status_code == 200, 10, "the place of one that left")
+        for answer in open_ones:
+            answer.close()
+        client.cancel(run)
+        node.close()
+
+
+def test_two_controlds(cluster, bin_dir):
+    """Keys, runs and streams are the same on each; what one does the other's clients see at once."""
+    with control_rig.Control(cluster, bin_dir) as one:
+        shared = {"keyring": one.config["keyring"], "tls_dir": one.config["tls_dir"]}
+        with control_rig.Control(cluster, bin_dir, conninfo=one.conninfo, scripted=False, **shared) as two:
+            node = PaperNode(one.conninfo)
+            here = one.new_client("admin")
+            there = control_rig.client_rig.Client(two.url, here.key)
+            run = here.create(prompt="x", headers={"Idempotency-Key": "k"})["id"]
+            assert there.create(prompt="x", headers={"Idempotency-Key": "k"})["id"] == run
+            stream = there.stream(run)
+            assert next(stream)[1] == "run.queued"
+            with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                waiting = pool.submit(lambda: two_waits(two, here.key, run))
+                here.cancel(run)
+                assert [kind for _, kind, _ in stream][-1] == "run.settled"
+                assert waiting.result(20)["status"] == "cancelled"
+            robot = here.call("POST", "/v1/keys", 201, json={"role": "viewer"}).json()
+            viewer = control_rig.client_rig.Client(two.url, robot["key"])
+            viewer.get("/v1/me")
+            here.call("DELETE", f"/v1/keys/{robot['id']}", 204)
+            wait.until(lambda: viewer.call("GET", "/v1/me").status_code == 401, 5, "the revocation to count everywhere")
+            node.close()
+
+
+def two_waits(control, key, run):
+    return control_rig.client_rig.Client(control.url, key).get(f"/v1/runs/{run}/wait?timeout_seconds=15")
+
+
 def test_postgres_away(bin_dir):
     """Without the database: 503 with Retry-After within seconds, never a hang; with it again everything goes on by itself."""
     with pg.Cluster() as own_cluster, control_rig.Control(own_cluster, bin_dir) as own:
