@@ -40,6 +40,7 @@ ask_price() {
 	printf -v "$1" '%s' "$answer"
 }
 
+# At second 0, so that nobody has to come back for a question.
 model_prices() {
 	local input output
 	if read -r input output < <(saved "prices-$(prices_file)"); then
@@ -105,14 +106,15 @@ set_scripted_model() {
 	MODEL=scripted/auto
 }
 
-# Changed variables count from the next start: what was set is remembered by a hash of all of it.
+# Changed variables count from the next start. A real model is set at each one, the scripted models only when they are not what was set
+# last.
 models_setup() {
 	local stamp
 	step model "setting prices"
 	must "setting the prices" admin price set --run-fee 0 --compute "$COMPUTE"
 	if [ -n "${EPHEMERAL_MODEL_BASE_URL:-}" ]; then
-		model_prices
 		set_real_model
+		saved models "$MODEL"
 		done_step "$MODEL at $EPHEMERAL_MODEL_BASE_URL, \$$EPHEMERAL_MODEL_INPUT_PRICE in, \$$EPHEMERAL_MODEL_OUTPUT_PRICE out per million tokens"
 		return 0
 	fi
