@@ -204,18 +204,19 @@ CREATE FUNCTION eph_partitions_ahead() RETURNS integer LANGUAGE sql STABLE AS $$
 	WHERE to_regclass('events_' || to_char(timestamp 'epoch' + (eph_now_ms() + i * 86400000::bigint) * interval '1 millisecond', 'YYYYMMDD')) IS NOT NULL
 $$;
 
--- Partitions whose every run is past its retention, oldest first: the caller detaches them concurrently, then drops them.
+-- Partitions whose every run is past its retention, oldest first: the caller detaches them concurrently, then drops them. parent is NULL
+-- for one that was detached and then not dropped.
 CREATE FUNCTION eph_partitions_old(p_retention_ms bigint) RETURNS TABLE (parent text, name text, pending boolean) LANGUAGE sql STABLE AS $$
-	SELECT p.relname::text, c.relname::text, i.inhdetachpending
-	FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid JOIN pg_class p ON p.oid = i.inhparent
-	WHERE p.relname IN ('runs', 'run_content', 'run_output', 'run_meta', 'run_files', 'events') AND p.relkind = 'p'
-	AND p.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'runs'::regclass)
-	AND right(c.relname, 8) ~ '^[0-9]{8}$'
-	AND (extract(epoch FROM to_date(right(c.relname, 8), 'YYYYMMDD') + 1) * 1000)::bigint + p_retention_ms < eph_now_ms()
-	AND NOT EXISTS (SELECT 1 FROM run_live l
-		WHERE l.run_id < eph_run_bound((extract(epoch FROM to_date(right(c.relname, 8), 'YYYYMMDD') + 1) * 1000)::bigint))
-	ORDER BY right(c.relname, 8), p.relname LIMIT 12
+	SELECT p.relname::text, c.relname::text, coalesce(i.inhdetachpending, false)
+	FROM pg_class c LEFT JOIN pg_inherits i ON i.inhrelid = c.oid LEFT JOIN pg_class p ON p.oid = i.inhparent
+	CROSS JOIN LATERAL (SELECT (extract(epoch FROM to_date(right(c.relname, 8), 'YYYYMMDD') + 1) * 1000)::bigint AS until_ms) e
+	WHERE c.relkind = 'r' AND c.relname ~ '^(runs|run_content|run_output|run_meta|run_files|events)_[0-9]{8}$'
+	AND c.relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'runs'::regclass)
+	AND e.until_ms + p_retention_ms < eph_now_ms()
+	AND NOT EXISTS (SELECT 1 FROM run_live l WHERE l.run_id < eph_run_bound(e.until_ms))
+	ORDER BY right(c.relname, 8), c.relname LIMIT 12
 $$;
+
 -- ---- control's own events -------------------------------------------------------------------------------------------------
 
 -- The bytes of an event as proto/event.h says them. p_data is a whole JSON object, compact.

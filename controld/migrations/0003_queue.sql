@@ -82,6 +82,7 @@ CREATE TABLE nodes_live (
 	isolation text NOT NULL DEFAULT '',
 	failed_in_row integer NOT NULL DEFAULT 0,
 	probation_until_ms bigint NOT NULL DEFAULT 0,
+	hold_until_ms bigint NOT NULL DEFAULT 0,     -- it refused a run: nothing for it before this
 	command_seq bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 50);
 

@@ -71,7 +71,8 @@ BEGIN
 	SELECT l.run_id, l.org_id, l.class_id, k.vt, true, l.avoid FROM queue_clock k WHERE k.class_id = l.class_id;
 END $$;
 
--- A claimed run did not start (the caller locked it): again elsewhere, or its end. Returns requeued or ended.
+-- A claimed run did not start (the caller locked it): again elsewhere, or its end. p_counts: as one of three attempts; p_avoid: not there
+-- again, and its end when no other live node could serve it. Returns requeued or ended.
 CREATE FUNCTION eph_not_started(p_run text, p_now bigint, p_counts boolean, p_avoid boolean, p_code text, p_reason text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
 	l run_live;
@@ -80,7 +81,7 @@ BEGIN
 	SELECT no INTO v_no FROM nodes WHERE id = (SELECT node_id FROM run_live WHERE run_id = p_run);
 	UPDATE run_live SET attempt = CASE WHEN p_counts THEN attempt ELSE greatest(attempt - 1, 0) END,
 		refusals = CASE WHEN p_counts THEN refusals ELSE refusals + 1 END,
-		avoid = CASE WHEN v_no IS NOT NULL AND (p_avoid OR refusals >= 9) AND NOT v_no = ANY (avoid) THEN avoid || v_no ELSE avoid END
+		avoid = CASE WHEN v_no IS NOT NULL AND p_avoid AND NOT v_no = ANY (avoid) THEN avoid || v_no ELSE avoid END
 	WHERE run_id = p_run RETURNING * INTO l;
 	IF l.cancel_requested_at_ms IS NOT NULL THEN
 		PERFORM eph_end(p_run, p_now, 'cancelled', 'cancelled', '', NULL, NULL);

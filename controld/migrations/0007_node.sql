@@ -100,7 +100,7 @@ DECLARE
 	v_lost text[];
 	v_lost_tokens bytea[];
 BEGIN
-	SELECT a.no, a.state, a.isolation, v.epoch, v.failed_in_row, v.probation_until_ms INTO n
+	SELECT a.no, a.state, a.isolation, v.epoch, v.failed_in_row, v.probation_until_ms, v.hold_until_ms INTO n
 	FROM nodes a JOIN nodes_live v ON v.node_id = a.id WHERE a.id = p_node;
 	IF n.no IS NULL OR n.state = 'revoked' OR p_epoch < n.epoch THEN
 		RETURN QUERY SELECT 'state', CASE WHEN n.no IS NULL THEN 'unknown_node' WHEN n.state = 'revoked' THEN 'revoked' ELSE 'old_epoch' END,
@@ -135,7 +135,7 @@ BEGIN
 	v_vcpus := p_free_vcpus - v_vcpus;
 	v_slots := p_free_slots - cardinality(v_again);
 	v_want := least(p_want, length(p_tokens) / 16) - cardinality(v_again);
-	IF p_draining OR n.state <> 'active' THEN
+	IF p_draining OR n.state <> 'active' OR n.hold_until_ms > v_now THEN
 		v_want := 0;
 	ELSIF n.failed_in_row >= 3 THEN
 		-- Probation: one run at a time, after a pause.
@@ -330,7 +330,7 @@ BEGIN
 	END IF;
 	-- A receipt counts only for the chain that is stored here.
 	SELECT e.hash = p_last_hash INTO v_same FROM events e WHERE e.run_id = p_run AND e.seq = p_last_seq;
-	UPDATE runs SET isolation = p_isolation, node_seq = p_last_seq, node_hash = p_last_hash, image_hash = p_image_hash,
+	UPDATE runs SET isolation = nullif(p_isolation, ''), node_seq = p_last_seq, node_hash = p_last_hash, image_hash = p_image_hash,
 		receipt_signature = CASE WHEN v_same AND p_signature <> decode(repeat('00', 64), 'hex') THEN p_signature END
 	WHERE run_id = p_run;
 	PERFORM eph_end(p_run, v_now, p_status, p_code, p_message, p_usage, p_cost);
@@ -359,7 +359,10 @@ BEGIN
 		RETURN;
 	END IF;
 	v_outcome := eph_not_started(p_run, v_now, p_failed, p_failed, p_code, p_reason);
-	IF p_failed THEN
+	IF NOT p_failed THEN
+		-- It had no room after all: it is asked again when it has looked about.
+		UPDATE nodes_live SET hold_until_ms = v_now + 500 WHERE node_id = p_node;
+	ELSE
 		UPDATE nodes_live SET failed_in_row = failed_in_row + 1,
 			probation_until_ms = CASE WHEN failed_in_row >= 2 THEN v_now + least(5000 * 2 ^ least(failed_in_row - 2, 10), 300000)::bigint ELSE 0 END
 		WHERE node_id = p_node;

@@ -65,7 +65,7 @@ BEGIN
 		WHERE r.node_id IS NOT NULL AND r.state = 'claimed' AND (lost.node_id IS NOT NULL OR r.state_at_ms + p_start_ms < v_now)
 		ORDER BY r.run_id LIMIT p_limit FOR UPDATE OF r SKIP LOCKED
 	LOOP
-		v_outcome := eph_not_started(l.run_id, v_now, true, true, 'vm_start_failed', CASE
+		v_outcome := eph_not_started(l.run_id, v_now, true, l.why IS NULL, 'vm_start_failed', CASE
 			WHEN l.why = 'revoked' THEN 'The host was revoked before the run started there.'
 			WHEN l.why = 'lost' THEN 'The host stopped answering before the run started there.'
 			ELSE 'The host did not start the run within ' || p_start_ms / 1000 || ' s.' END);

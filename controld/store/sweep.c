@@ -125,6 +125,10 @@ static void on_old(void *arg, const struct pg_rows *rows, const char *sqlstate, 
 	}
 	/* Names from the catalog, of our own making: table_YYYYMMDD. */
 	col_text(rows, 0, 1, c->text, sizeof(c->text));
+	if (pg_is_null(rows, 0, 0)) {
+		on_detached(c, rows, "", NULL);
+		return;
+	}
 	if (!text_fmt(sql, sizeof(sql), "ALTER TABLE %s DETACH PARTITION %s %s", pg_text(rows, 0, 0), c->text,
 			    pg_bool(rows, 0, 2) ? "FINALIZE" : "CONCURRENTLY")) {
 		swept(c, 0, NULL);

@@ -188,6 +188,37 @@ static void ledger_holds(void **state)
 	fclose(out);
 }
 
+static bool swept_all(void *arg)
+{
+	(void)arg;
+	return got.calls > 0;
+}
+
+/* A month on, the day partitions of today are detached and dropped, one at a time, and what an earlier sweep left detached as well.
+ */
+static void retention(void **state)
+{
+	struct err e;
+	int rounds = 0;
+
+	(void)state;
+	pg_do("flow", "TRUNCATE run_live; TRUNCATE settle_pending");
+	pg_do("flow", "DO $$ BEGIN EXECUTE format('ALTER TABLE events DETACH PARTITION %I', (SELECT min(relname) FROM pg_class "
+		      "WHERE relname ~ "
+		      "'^events_[0-9]{8}$' AND relkind = 'r')); END $$");
+	pg_do("flow", "CREATE OR REPLACE FUNCTION eph_clock_offset_ms() RETURNS bigint LANGUAGE sql STABLE PARALLEL SAFE AS "
+		      "'SELECT 33 * 86400000::bigint'");
+	do {
+		begin();
+		assert_ok(store_sweep(t.store, STORE_SWEEP_PARTITIONS, on_swept, NULL, &e));
+		assert_true(loop_until(t.base, swept_all, NULL, 20000));
+		assert_false(got.failed);
+	} while (got.changed > 0 && ++rounds < 50);
+	assert_in_range(rounds, 12, 24);
+	assert_string_equal(pg_do("flow", "SELECT count(*) FROM eph_partitions_old(30 * 86400000::bigint)"), "0");
+	create_run();
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -197,6 +228,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(closing_under_load, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(postgres_crashes, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(ledger_holds, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(retention, set_up, tear_down),
 	};
 	int status = store_test_begin();
 
