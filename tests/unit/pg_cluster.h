@@ -1,6 +1,6 @@
 /*
- * A private Postgres for one unit test program: initdb below a short path, a unix socket and nothing else, as user postgres when the test is
- * root, fsync off. Ends with the program. Include after unit.h.
+ * A private Postgres for one unit test program: initdb below a short path, a unix socket and nothing else, as user postgres when
+ * the test is root, fsync off. Ends with the program. Include after unit.h.
  */
 #ifndef EPH_UNIT_PG_CLUSTER_H
 #define EPH_UNIT_PG_CLUSTER_H
@@ -44,7 +44,7 @@ static inline pid_t pg_spawn(char *const argv[])
 
 static inline void pg_cluster_stop(void)
 {
-	char *const rm[] = { (char *)(uintptr_t)"/bin/rm", (char *)(uintptr_t)"-rf", pg_dir, NULL };
+	char *const rm[] = { (char *)(uintptr_t) "/bin/rm", (char *)(uintptr_t) "-rf", pg_dir, NULL };
 	pid_t pid;
 
 	if (pg_pid > 0) {
@@ -68,9 +68,10 @@ static inline void pg_conninfo(const char *database, char out[256])
 /* After start_server, also to start it again. */
 static inline bool pg_server_start(void)
 {
-	char *const argv[] = { (char *)(uintptr_t)PG_BIN "postgres", (char *)(uintptr_t)"-D", (char *)(uintptr_t)"data", (char *)(uintptr_t)"-k",
-		pg_dir, (char *)(uintptr_t)"-c", (char *)(uintptr_t)"listen_addresses=", (char *)(uintptr_t)"-c", (char *)(uintptr_t)"fsync=off",
-		(char *)(uintptr_t)"-c", (char *)(uintptr_t)"max_locks_per_transaction=256", NULL };
+	char *const argv[] = { (char *)(uintptr_t)PG_BIN "postgres", (char *)(uintptr_t) "-D", (char *)(uintptr_t) "data",
+		(char *)(uintptr_t) "-k", pg_dir, (char *)(uintptr_t) "-c",
+		(char *)(uintptr_t) "listen_addresses=", (char *)(uintptr_t) "-c", (char *)(uintptr_t) "fsync=off",
+		(char *)(uintptr_t) "-c", (char *)(uintptr_t) "max_locks_per_transaction=256", NULL };
 	int64_t until = clock_mono_ns() + INT64_C(30000000000);
 	char info[256];
 
@@ -87,9 +88,10 @@ static inline bool pg_server_start(void)
 /* False when there is no Postgres here to run. */
 static inline bool pg_cluster_start(void)
 {
-	char *const initdb[] = { (char *)(uintptr_t)PG_BIN "initdb", (char *)(uintptr_t)"-D", (char *)(uintptr_t)"data", (char *)(uintptr_t)"-U",
-		(char *)(uintptr_t)"postgres", (char *)(uintptr_t)"-A", (char *)(uintptr_t)"trust", (char *)(uintptr_t)"-E", (char *)(uintptr_t)"UTF8",
-		(char *)(uintptr_t)"--locale=C.UTF-8", (char *)(uintptr_t)"--no-sync", NULL };
+	char *const initdb[] = { (char *)(uintptr_t)PG_BIN "initdb", (char *)(uintptr_t) "-D", (char *)(uintptr_t) "data",
+		(char *)(uintptr_t) "-U", (char *)(uintptr_t) "postgres", (char *)(uintptr_t) "-A", (char *)(uintptr_t) "trust",
+		(char *)(uintptr_t) "-E", (char *)(uintptr_t) "UTF8", (char *)(uintptr_t) "--locale=C.UTF-8",
+		(char *)(uintptr_t) "--no-sync", NULL };
 	struct passwd *pw = getpwnam("postgres");
 	int status = 1;
 
