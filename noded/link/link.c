@@ -22,6 +22,32 @@
 
 /* --- the pump: everything that wants to be asked, as far as slots go ---------------------------------------------------------- */
 
+/* Everything that waits for a moment waits at most until then; peer.c's tick would find it too, but later. */
+static void wake_at(int64_t at_ms, int64_t now, int64_t *left)
+{
+	if (at_ms > now && at_ms - now < *left)
+		*left = at_ms - now;
+}
+
+static void schedule(struct link *l)
+{
+	int64_t now = clock_boot_ms(), left = INT64_MAX;
+	struct timeval tv;
+
+	if (l->polls == 0)
+		wake_at(l->poll_after_ms, now, &left);
+	else if (l->news && l->polls < POLLS_MAX)
+		wake_at(l->news_after_ms, now, &left);
+	for (const struct run_entry *r = l->runs; r != NULL; r = r->next)
+		if (!r->run.over && r->run.under_way == 0)
+			wake_at(r->run.not_before_ms, now, &left);
+	if (left == INT64_MAX)
+		return;
+	tv.tv_sec = left / 1000;
+	tv.tv_usec = left % 1000 * 1000;
+	event_add(l->pump_event, &tv);
+}
+
 static void pump(struct link *l)
 {
 	if (l->peers == NULL)
@@ -31,6 +57,7 @@ static void pump(struct link *l)
 	if (l->node_id[0] != '\0')
 		requests_pump(l);
 	requests_reap(l);
+	schedule(l);
 }
 
 static void on_pump(evutil_socket_t fd, short what, void *arg)

@@ -48,14 +48,6 @@ void server_open(struct server *s)
 	listen_again(s);
 }
 
-static void server_start(struct server *s, const uint8_t sign_key[32])
-{
-	memset(s, 0, sizeof(*s));
-	memcpy(s->sign_key, sign_key, 32);
-	assert_int_equal(pipe(s->pipe), 0);
-	server_open(s);
-}
-
 void server_close(struct server *s)
 {
 	struct pollfd p = { .fd = s->pipe[0], .events = POLLIN };
@@ -373,20 +365,31 @@ void send_capacity(struct rig *r, uint32_t slots)
 	buf_free(&b);
 }
 
-void rig_start(struct rig *r, bool enrolled)
+void rig_keys(struct rig *r)
 {
-	uint8_t sign_key[32], secret[32];
+	uint8_t secret[32];
 
 	memset(r, 0, sizeof(*r));
-	crypto_sign_keypair(sign_key, r->sign_secret);
+	crypto_sign_keypair(r->server.sign_key, r->sign_secret);
 	crypto_box_keypair(r->seal_public, secret);
 	randombytes_buf(r->receipt_public, 32);
 	memset(r->token, 0xab, TOKEN_LEN);
 	r->spool_fd = -1;
-	server_start(&r->server, sign_key);
+	assert_int_equal(pipe(r->server.pipe), 0);
+}
+
+void rig_link(struct rig *r, bool enrolled)
+{
 	assert_true(text_fmt(r->address, sizeof(r->address), "tls+tcp://127.0.0.1:%d", r->server.port));
 	link_process(r);
 	send_init(r, enrolled);
+}
+
+void rig_start(struct rig *r, bool enrolled)
+{
+	rig_keys(r);
+	server_open(&r->server);
+	rig_link(r, enrolled);
 }
 
 void rig_stop(struct rig *r)

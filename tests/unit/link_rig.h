@@ -18,6 +18,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <nng/nng.h>
 #include <nng/protocol/reqrep0/rep.h>
 #include <nng/supplemental/tls/tls.h>
@@ -94,6 +95,8 @@ struct frame get(struct rig *r, uint8_t type, uint8_t inner, const char *what);
 void get_token(struct rig *r, uint8_t type, const char *what);
 void get_broker_fence(struct rig *r, uint8_t inner, uint8_t fence, const char *what);
 void send_capacity(struct rig *r, uint32_t slots);
+void rig_keys(struct rig *r);                /* without a server */
+void rig_link(struct rig *r, bool enrolled); /* link is sent to server.port */
 void rig_start(struct rig *r, bool enrolled);
 void rig_stop(struct rig *r);
 void append_event(struct rig *r);

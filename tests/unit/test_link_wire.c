@@ -311,6 +311,60 @@ static void test_revoked(void **state)
 	rig_stop(&r);
 }
 
+#ifdef EPHEMERAL_TEST_CLOCK
+static void set_clock(const char *path, int boot_ms)
+{
+	char fresh[128];
+	FILE *f;
+
+	assert_true(text_fmt(fresh, sizeof(fresh), "%s.new", path));
+	f = fopen(fresh, "w");
+	assert_non_null(f);
+	assert_true(fprintf(f, "0 %d\n", boot_ms) > 0);
+	assert_int_equal(fclose(f), 0);
+	assert_int_equal(rename(fresh, path), 0);
+}
+#endif
+
+/* Whoever takes the connection and says nothing stops nng's dialer for good: after 30 s another socket dials. */
+static void test_stopped_dialer(void **state)
+{
+#ifdef EPHEMERAL_TEST_CLOCK
+	struct sockaddr_in a = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	int hole = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), taken, one = 1;
+	socklen_t len = sizeof(a);
+	char clock[128];
+	struct rig r;
+
+	(void)state;
+	assert_true(text_fmt(clock, sizeof(clock), "%s/clock", tls_dir));
+	set_clock(clock, 0);
+	assert_int_equal(setenv("EPHEMERAL_CLOCK_FILE", clock, 1), 0);
+	rig_keys(&r);
+	assert_int_equal(setsockopt(hole, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)), 0);
+	assert_int_equal(bind(hole, (struct sockaddr *)&a, sizeof(a)), 0);
+	assert_int_equal(listen(hole, 4), 0);
+	assert_int_equal(getsockname(hole, (struct sockaddr *)&a, &len), 0);
+	r.server.port = ntohs(a.sin_port);
+	rig_link(&r, true);
+	send_capacity(&r, 4);
+	taken = accept(hole, NULL, NULL);
+	assert_true(taken >= 0);
+	close(hole);
+	server_open(&r.server);
+	assert_false(waits(&r.server, LINK_NEXT)); /* it hangs in its handshake */
+	set_clock(clock, 31000);
+	(void)want(&r.server, LINK_NEXT);
+	close(taken);
+	rig_stop(&r);
+	assert_int_equal(unsetenv("EPHEMERAL_CLOCK_FILE"), 0);
+	(void)remove(clock);
+#else
+	(void)state;
+	skip(); /* the clock of this build cannot be moved */
+#endif
+}
+
 static int setup(void **state)
 {
 	char template[] = "/tmp/eph-link-XXXXXX";
@@ -361,6 +415,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_new_challenge),
 		cmocka_unit_test(test_keeper_ends_a_run),
 		cmocka_unit_test(test_revoked),
+		cmocka_unit_test(test_stopped_dialer),
 	};
 
 	if (sodium_init() < 0)
