@@ -36,7 +36,7 @@ check_builds() {
 	if ! kill -0 "$build_pid" 2>/dev/null && ! wait "$build_pid"; then
 		kill "$image_pid" 2>/dev/null || true
 		wait "$image_pid" || true
-		grep -E -m 5 'error|Error' "$build_log" >&2 || true
+		grep -E -m 5 ': (fatal )?error:|^CMake Error|undefined reference' "$build_log" >&2 || true
 		fail "the programs could not be built" "the whole log is $build_log; a changed compiler is cured by removing build/release" "$build_log"
 	fi
 	if ! kill -0 "$image_pid" 2>/dev/null && ! wait "$image_pid"; then
