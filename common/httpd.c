@@ -202,6 +202,16 @@ int httpd_connections(const struct httpd *h)
 	return h->count;
 }
 
+int httpd_sending(const struct httpd *h)
+{
+	const struct http_conn *c;
+	int n = 0;
+
+	for (c = h->conns; c; c = c->next)
+		n += c->req != NULL || c->ev != NULL || evbuffer_get_length(bufferevent_get_output(c->bev)) > 0;
+	return n;
+}
+
 size_t httpd_bytes_held(const struct httpd *h)
 {
 	return h->held;

@@ -37,6 +37,7 @@ struct httpd_options {
 int httpd_new(struct event_base *base, const struct httpd_options *opt, struct httpd **out, struct err *e) EPH_MUST_CHECK;
 uint16_t httpd_port(const struct httpd *h); /* the bound one */
 int httpd_connections(const struct httpd *h); /* open now */
+int httpd_sending(const struct httpd *h); /* connections with a request under way or bytes that are not sent yet; for an orderly end */
 size_t httpd_bytes_held(const struct httpd *h); /* of requests, against body_budget */
 void httpd_stop_accepting(struct httpd *h);
 void httpd_free(struct httpd *h);

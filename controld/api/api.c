@@ -308,7 +308,7 @@ void api_drain(struct api *a)
 
 bool api_idle(const struct api *a)
 {
-	return a->request_count == 0 && a->stream_count == 0;
+	return a->request_count == 0 && a->stream_count == 0 && httpd_sending(a->member) == 0 && httpd_sending(a->operator_) == 0;
 }
 
 void api_free(struct api *a)

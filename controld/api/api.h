@@ -69,7 +69,7 @@ const char *api_address(const struct api *a);
 const char *api_operator_address(const struct api *a);
 /* Takes no new connection, answers /readyz with 503, ends event streams and waits so that clients go to another controld. */
 void api_drain(struct api *a);
-/* True when no request is being answered. */
+/* True when no request is being answered and every byte of the answers has been sent. */
 bool api_idle(const struct api *a);
 /* Only while the store still lives. Callbacks of the store that are still to come are answered into nothing. */
 void api_free(struct api *a);

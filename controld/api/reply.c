@@ -149,6 +149,8 @@ static void finish(struct api_req *r, int status, const char *content_type, cons
 	log_debug("request req=%s method=%s path=%s status=%d bytes=%zu", r->id, http_method_name(http),
 			r->route ? r->route->pattern : "-", status, n);
 	api_common_headers(r->api, http, r->id);
+	if (r->api->draining) /* the next request of this client goes to another controld */
+		http_reply_header(http, "Connection", "close");
 	http_reply(http, status, content_type, body, n);
 	free_if_done(r);
 }

@@ -244,3 +244,21 @@ def test_drain(cluster, bin_dir):
             assert b'"status":"queued"' in waiting.recv(65536)
         assert not list(stream)
         node.close()
+
+
+def test_drain_ends_streams_whole(cluster, bin_dir):
+    """A stream that is ended by SIGTERM ends as HTTP says, so that its client knows that it may resume."""
+    with control_rig.Control(cluster, bin_dir) as own:
+        node = PaperNode(own.conninfo)
+        client = own.new_client()
+        run = client.create(prompt="x")["id"]
+        stream = client.stream(run)
+        assert next(stream)[1] == "run.queued"
+        assert own.stop() == 0
+        assert not list(stream)
+        own.keep_addresses()
+        own.start()
+        resumed = control_rig.client_rig.Client(own.url, client.key).stream(run, last_id=1)
+        client.cancel(run)
+        assert [kind for _, kind, _ in resumed][-1] == "run.settled"
+        node.close()
