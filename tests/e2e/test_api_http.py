@@ -1,6 +1,7 @@
 """The API as bad clients and bad days find it: hostile bytes, clients that leave, Postgres away, going down."""
 import concurrent.futures
 import json
+import signal
 import socket
 import time
 
@@ -261,4 +262,38 @@ def test_drain_ends_streams_whole(cluster, bin_dir):
         resumed = control_rig.client_rig.Client(own.url, client.key).stream(run, last_id=1)
         client.cancel(run)
         assert [kind for _, kind, _ in resumed][-1] == "run.settled"
+        node.close()
+
+
+def test_killed_in_the_middle_of_creates(cluster, bin_dir):
+    """kill -9 while creates are under way: a retry with the same key finds its run or makes it, never a second one."""
+    with control_rig.Control(cluster, bin_dir) as own:
+        node = PaperNode(own.conninfo)
+        client = own.new_client()
+        own.keep_addresses()
+        answered = []
+
+        def create(key):
+            try:
+                answer = requests.post(f"{own.url}/v1/runs", json={"prompt": key, "max_cost_micros": 50000, "metadata": {"key": key}}, timeout=30,
+                                       headers={"Authorization": f"Bearer {client.key}", "Idempotency-Key": key})
+                answered.append(key)
+                return answer.json().get("id")
+            except requests.RequestException:
+                return None
+
+        keys = [f"key-{i}" for i in range(120)]
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:
+            first = [pool.submit(create, key) for key in keys]
+            wait.until(lambda: len(answered) >= 20, 20, "some creates to be answered")
+            own.stop(signal.SIGKILL)
+            before = [f.result() for f in first]
+        assert None in before and any(before)
+        own.start()
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:
+            after = list(pool.map(create, keys))
+        assert all(after) and len(set(after)) == len(keys)
+        assert all(old in (None, new) for old, new in zip(before, after))
+        assert client.get("/v1/me")["reserved_micros"] == 50000 * len(keys)
+        assert not [line for line in own.check_ledger() if line.startswith("FAIL")]
         node.close()
