@@ -131,12 +131,19 @@ static void read_org(struct body *b, struct api_req *r, bool is_new, struct stor
 	c->max_running = body_int(b, "max_running_runs", 0, COUNT_MAX, -1, false);
 }
 
+/* Two things may be missing: the organization in the path, or the model in the body. */
 static void org_problem(struct api_req *r, const struct store_done *d)
 {
-	if (d->result == STORE_DONE_NOT_FOUND && *d->detail)
-		api_problem(r, PROBLEM_INVALID_REQUEST, "%s", d->detail);
-	else
-		api_done_problem(r, d, "organization or default model");
+	struct pointer at = { .up = NULL, .key = "default_model" };
+	struct field_errors fe;
+
+	if (d->result != STORE_DONE_NOT_FOUND || strstr(d->detail, "organization")) {
+		api_done_problem(r, d, "organization");
+		return;
+	}
+	field_errors_init(&fe);
+	field_bad(&fe, &at, "is no model here; GET /v1/operator/models lists them");
+	api_problem_fields(r, &fe);
 }
 
 static void on_org_made(void *arg, const struct store_done *d, const struct err *e)

@@ -242,7 +242,10 @@ void api_done_problem(struct api_req *r, const struct store_done *d, const char 
 {
 	switch (d->result) {
 	case STORE_DONE_NOT_FOUND:
-		api_problem(r, PROBLEM_NOT_FOUND, "There is no such %s%s%s.", what, *d->detail ? ": " : "", d->detail);
+		if (*d->detail)
+			api_problem(r, PROBLEM_NOT_FOUND, "%s", d->detail);
+		else
+			api_problem(r, PROBLEM_NOT_FOUND, "There is no such %s.", what);
 		return;
 	case STORE_DONE_CONFLICT:
 		api_problem(r, PROBLEM_CONFLICT, "%s", *d->detail ? d->detail : "This conflicts with the present state.");

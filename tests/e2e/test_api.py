@@ -365,6 +365,11 @@ def test_operator_orgs(control):
     changed = control.operator("PATCH", f"/orgs/{org['id']}", json={"allow_emulated": True, "max_queued_runs": 5})
     assert changed["allow_emulated"] and changed["max_queued_runs"] == 5 and changed["unlimited"]
     assert any(o["id"] == org["id"] for o in control.operator("GET", "/orgs?limit=100")["data"])
+    control.operator("PATCH", f"/orgs/{org['id']}", json={"default_model": "no/such"}, expect=400)
+    control.operator("POST", "/orgs", json={"name": "other", "default_model": "no/such"}, expect=400)
+    control.operator("PATCH", f"/orgs/org_{'0' * 32}", json={"unlimited": True}, expect=404)
+    control.operator("PATCH", "/orgs/nonsense", json={"unlimited": True}, expect=404)
+    control.operator("POST", f"/orgs/org_{'0' * 32}/keys", json={"role": "member"}, expect=404)
     # Disabled: its keys stop at once.
     key = control.new_key(org["id"])
     shut = control_rig.client_rig.Client(control.url, key)
