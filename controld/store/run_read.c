@@ -104,8 +104,8 @@ enum col {
 	"WHEN NOT eph_servable(r.class_id, true, q.avoid) THEN 'no_node' ELSE 'capacity' END, coalesce(l.state_at_ms, 0), "        \
 	"(SELECT jsonb_object_agg(m.k, m.v) FROM run_meta m WHERE m.run_id = r.run_id), coalesce(l.seq, r.head_seq, 0), r.price, "
 
-#define RUN_TABLES                                                                                                                 \
-	"FROM runs r LEFT JOIN run_live l ON l.run_id = r.run_id LEFT JOIN queue q ON q.run_id = l.run_id "                        \
+#define RUN_JOINS                                                                                                                  \
+	"LEFT JOIN run_live l ON l.run_id = r.run_id LEFT JOIN queue q ON q.run_id = l.run_id "                                    \
 	"LEFT JOIN nodes n ON n.id = coalesce(l.node_id, r.node_id) LEFT JOIN nodes_live v ON v.node_id = l.node_id AND "          \
 	"l.started_at_ms IS NOT NULL "                                                                                             \
 	"LEFT JOIN run_content c ON c.run_id = r.run_id "
@@ -114,22 +114,47 @@ static const struct pg_stmt stmt_run_get = {
 	.name = "run_get",
 	.sql = "SELECT " RUN_COLUMNS
 	       "c.prompt, c.request, o.output, (SELECT string_agg(f.size || ' ' || encode(f.sha256, 'hex') || ' ' || f.path, "
-	       "E'\\n' ORDER BY f.position) FROM run_files f WHERE f.run_id = r.run_id) " RUN_TABLES
+	       "E'\\n' ORDER BY f.position) FROM run_files f WHERE f.run_id = r.run_id) FROM runs r " RUN_JOINS
 	       "LEFT JOIN run_output o ON o.run_id = r.run_id "
 	       "WHERE r.run_id = $1 AND ($2::text IS NULL OR r.org_id = $2) AND r.expires_at_ms > eph_now_ms()",
 	.nparams = 2,
 };
 
-/* The statuses queued and running are run_live's; an end is the row's own. $4: canonical JSON object of pairs, or NULL. */
+/*
+ * A page: first the ids, from the index that has them in order (the literal bound makes the planner see that it is a short walk),
+ * then what is shown of them. $2: the cursor; 'run_g' is above every id. $3: how many.
+ */
+#define LIST_HEAD "SELECT " RUN_COLUMNS "left(c.prompt, 200), '', NULL, NULL FROM (SELECT x.run_id FROM ("
+#define LIST_TAIL                                                                                                                  \
+	" LIMIT 101) x ORDER BY x.run_id DESC LIMIT $3) page JOIN runs r ON r.run_id = page.run_id " RUN_JOINS                     \
+	"ORDER BY r.run_id DESC"
+#define SHOWN "r.run_id < coalesce($2, 'run_g') AND r.expires_at_ms > eph_now_ms() "
+/* The statuses queued and running are run_live's; an end is the row's own. */
+#define STATUS "CASE WHEN l.state IN ('running', 'ending') THEN 'running' ELSE r.status END"
+
 static const struct pg_stmt stmt_run_list = {
 	.name = "run_list",
-	.sql = "SELECT " RUN_COLUMNS "left(c.prompt, 200), '', NULL, NULL " RUN_TABLES
-	       "WHERE r.org_id = $1 AND r.expires_at_ms > eph_now_ms() AND ($2::text IS NULL OR r.run_id < $2) "
-	       "AND ($3::text IS NULL OR $3 = CASE WHEN l.state IN ('running', 'ending') THEN 'running' ELSE r.status END) "
-	       "AND ($4::jsonb IS NULL OR NOT EXISTS (SELECT 1 FROM jsonb_each_text($4) w WHERE NOT EXISTS ("
-	       "SELECT 1 FROM run_meta m WHERE m.org_id = $1 AND m.k = w.key AND m.v = w.value AND m.run_id = r.run_id))) "
-	       "ORDER BY r.run_id DESC LIMIT $5",
-	.nparams = 5,
+	.sql = LIST_HEAD "SELECT r.run_id FROM runs r WHERE r.org_id = $1 AND " SHOWN "ORDER BY r.run_id DESC" LIST_TAIL,
+	.nparams = 3,
+};
+
+static const struct pg_stmt stmt_run_list_status = {
+	.name = "run_list_status",
+	.sql = LIST_HEAD "SELECT r.run_id FROM runs r LEFT JOIN run_live l ON l.run_id = r.run_id WHERE r.org_id = $1 AND " SHOWN
+			 "AND $4 = " STATUS " ORDER BY r.run_id DESC" LIST_TAIL,
+	.nparams = 4,
+};
+
+/* $4: a status or NULL; $5, $6: the first pair, whose index is walked; $7: all pairs as an object. */
+static const struct pg_stmt stmt_run_list_meta = {
+	.name = "run_list_meta",
+	.sql = LIST_HEAD
+	"SELECT r.run_id FROM run_meta f JOIN runs r ON r.run_id = f.run_id LEFT JOIN run_live l ON l.run_id = r.run_id "
+	"WHERE f.org_id = $1 AND f.k = $5 AND f.v = $6 AND f.run_id < coalesce($2, 'run_g') AND " SHOWN
+	"AND ($4::text IS NULL OR $4 = " STATUS ") AND NOT EXISTS (SELECT 1 FROM jsonb_each_text($7::jsonb) w WHERE NOT EXISTS ("
+	"SELECT 1 FROM run_meta m WHERE m.org_id = $1 AND m.k = w.key AND m.v = w.value AND m.run_id = r.run_id)) "
+	"ORDER BY f.run_id DESC" LIST_TAIL,
+	.nparams = 7,
 };
 
 /* ---- rows
@@ -340,10 +365,19 @@ int store_run_list(
 	c->limit = f->limit < 1 ? 1 : f->limit > STORE_LIST_MAX ? STORE_LIST_MAX : f->limit;
 	params_text(&p, org_id);
 	params_text(&p, f->cursor);
-	params_text(&p, f->status);
-	params_text(&p, f->metadata_count > 0 ? buf_cstr(&meta) : NULL);
 	params_i64(&p, c->limit + 1);
-	result = call_exec(c, s->reads, &stmt_run_list, &p, on_runs, e);
+	if (f->metadata_count > 0) {
+		params_text(&p, f->status);
+		params_text(&p, f->metadata[0].key);
+		params_text(&p, f->metadata[0].value);
+		params_text(&p, buf_cstr(&meta));
+		result = call_exec(c, s->reads, &stmt_run_list_meta, &p, on_runs, e);
+	} else if (f->status) {
+		params_text(&p, f->status);
+		result = call_exec(c, s->reads, &stmt_run_list_status, &p, on_runs, e);
+	} else {
+		result = call_exec(c, s->reads, &stmt_run_list, &p, on_runs, e);
+	}
 	buf_free(&meta);
 	return result;
 }

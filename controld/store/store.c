@@ -74,6 +74,23 @@ void call_done_rows(void *arg, const struct pg_rows *rows, const char *sqlstate,
 
 /* ---- opening ----------------------------------------------------------------------------------------------------------------- */
 
+/*
+ * Short statements over many partitions: planning costs more than executing, so plans are made once; they are made when tables may
+ * be empty, so they may not settle for walking whole tables; and what such plans are said to cost must not wake the compiler.
+ */
+static void on_connect(void *arg, struct pgev *pg)
+{
+	struct err e;
+
+	(void)arg;
+	if (pgev_sql(pg,
+			    "SELECT set_config('plan_cache_mode', 'force_generic_plan', false), set_config('enable_seqscan', "
+			    "'off', false), "
+			    "set_config('enable_bitmapscan', 'off', false), set_config('jit', 'off', false)",
+			    NULL, NULL, &e) != 0)
+		log_warn("store: %s", e.text);
+}
+
 static int open_class(struct store *s, const char *name, struct pgev **out, struct err *e)
 {
 	struct pgev_options opt = {
@@ -83,6 +100,7 @@ static int open_class(struct store *s, const char *name, struct pgev **out, stru
 		.lock_timeout_ms = STORE_LOCK_MS,
 		.idle_in_tx_timeout_ms = 10000,
 		.max_outstanding = 4096,
+		.on_connect = on_connect,
 		.arg = s,
 	};
 

@@ -188,6 +188,23 @@ static void ledger_holds(void **state)
 	fclose(out);
 }
 
+/* A schema that needs a newer binary is refused, and nothing is changed; two at once wait for each other. */
+static void migrations_know_their_binary(void **state)
+{
+	struct err e;
+	int applied = 0;
+
+	(void)state;
+	pg_do("flow", "UPDATE schema_state SET min_binary = 99");
+	assert_int_equal(store_migrate(conninfo, &applied, &e), -1);
+	assert_int_equal(e.code, ERR_CONFLICT);
+	pg_do("flow", "UPDATE schema_state SET min_binary = 1");
+	assert_ok(store_migrate(conninfo, &applied, &e));
+	assert_int_equal(applied, 0);
+	assert_string_equal(pg_do("flow", "SELECT remedy FROM error_codes WHERE code = 'no_capacity'"),
+			errcode_remedy(ERRCODE_NO_CAPACITY));
+}
+
 static bool swept_all(void *arg)
 {
 	(void)arg;
@@ -228,6 +245,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(closing_under_load, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(postgres_crashes, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(ledger_holds, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(migrations_know_their_binary, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(retention, set_up, tear_down),
 	};
 	int status = store_test_begin();
