@@ -188,7 +188,7 @@ static void ledger_holds(void **state)
 	fclose(out);
 }
 
-/* A schema that needs a newer binary is refused, and nothing is changed; two at once wait for each other. */
+/* A schema that needs a newer binary is refused, and nothing is changed. */
 static void migrations_know_their_binary(void **state)
 {
 	struct err e;
