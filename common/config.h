@@ -15,11 +15,11 @@ enum config_type { CONFIG_STRING, CONFIG_INT, CONFIG_BOOL, CONFIG_ENUM, CONFIG_L
 
 struct config_key {
 	const char *name;
-	enum config_type type;
 	size_t offset;          /* of a char *, int64_t or bool (CONFIG_ENUM: int64_t index) in the program's config struct */
 	const char *fallback;   /* default as text; NULL = required unless `optional` */
 	int64_t min, max;       /* CONFIG_INT; for strings max is the length bound (0 = 1024) */
 	const char *choices;    /* CONFIG_ENUM: "a|b|c" */
+	enum config_type type;
 	bool reloadable;
 	bool optional;          /* no default and may be absent (char * stays NULL) */
 	bool secret;            /* never printed */
