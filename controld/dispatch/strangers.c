@@ -103,7 +103,7 @@ bool strangers_far_end(nng_pipe pipe, uint8_t out[18])
 /* A connection of the link: its near end is the address that we listen on. */
 static bool is_ours(const struct dispatch *d, int fd, struct far_end *out)
 {
-	struct sockaddr_storage near, far;
+	struct sockaddr_storage near = { .ss_family = AF_UNSPEC }, far = near;
 	socklen_t near_len = sizeof(near), far_len = sizeof(far);
 	uint8_t addr[16], bound[16];
 	uint16_t port, bound_port;
