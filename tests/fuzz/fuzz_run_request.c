@@ -6,14 +6,7 @@
  */
 #include "common/text.h"
 #include "controld/api/run_request.h"
-
-#include <stdlib.h>
-
-static void must(bool ok)
-{
-	if (!ok)
-		abort();
-}
+#include "fuzz.h"
 
 static void check_taken(struct run_request *rq, const struct run_limits *limits)
 {
@@ -41,8 +34,6 @@ static void check_taken(struct run_request *rq, const struct run_limits *limits)
 	buf_free(&again);
 	buf_free(&echo);
 }
-
-int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n);
 
 int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n)
 {
