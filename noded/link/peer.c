@@ -2,8 +2,8 @@
  * Connections to the controlds (peer.h). What nng 1.5.2 needs: no resending by itself (RESENDTIME -1: a lost pipe ends its requests
  * at once), sizes bounded on both sides, receive only after the send has completed, and never nng_close on the loop.
  *
- * Owns the sockets, contexts and aios. A socket that was given up keeps its memory (its callbacks may still come); there are at
- * most ABANDONED_MAX of them, then the process ends and keeper starts a fresh one. VMs do not notice.
+ * Owns the sockets, contexts and aios. A socket that was given up keeps its memory (its callbacks may still come); when too many
+ * hang in their closing, or were replaced, the process ends and keeper starts a fresh one. VMs do not notice.
  */
 #include "peer.h"
 
@@ -26,15 +26,17 @@
 #define CHALLENGE_TIMEOUT_MS 5000
 #define CHALLENGE_PAUSE_MS 500 /* after a challenge that was not answered */
 #define DIALER_DEAD_MS 30000   /* no pipe for this long: the dialer may have stopped for good */
-#define ABANDONED_MAX 64
+#define CLOSING_MAX 64         /* sockets that hang in nng_close */
+#define REPLACED_MAX 2000      /* a day of an unreachable controld; some 10 KiB each */
 #define TICK_MS 250
 
 enum slot_state { SLOT_FREE, SLOT_SENDING, SLOT_RECEIVING };
 
-/* What the inbox carries: a slot whose aio completed, or a pipe that came or went. First member of both. */
+/* What the inbox carries. First member of each kind. */
+enum posted_kind { POSTED_SLOT, POSTED_PIPE, POSTED_CLOSED };
 struct posted {
 	struct inbox_item item;
-	bool is_pipe;
+	enum posted_kind kind;
 };
 
 struct slot {
@@ -55,6 +57,7 @@ enum peer_state { PEER_DOWN, PEER_CONNECTED /* challenge not known */, PEER_READ
 
 /* One socket to one address. */
 struct peer {
+	struct posted closed; /* posted when nng_close of a socket that was given up has returned */
 	struct peers *all;
 	char address[160];
 	nng_socket socket;
@@ -82,7 +85,8 @@ struct peers {
 	struct event *tick;
 	struct peer *peers[PEER_ADDRESSES_MAX];
 	size_t count, active;
-	uint32_t abandoned;
+	uint32_t closing;  /* sockets whose nng_close has not returned */
+	uint32_t replaced; /* sockets given up so far: their memory is left behind */
 	uint64_t next_request_id;
 };
 
@@ -104,7 +108,7 @@ static void on_pipe(nng_pipe pipe, nng_pipe_ev ev, void *arg)
 		return; /* the tick and the requests' own time limits find out */
 	item->peer = peer;
 	item->pipe = nng_pipe_id(pipe);
-	item->posted.is_pipe = true;
+	item->posted.kind = POSTED_PIPE;
 	item->up = ev == NNG_PIPE_EV_ADD_POST;
 	inbox_post(peer->all->inbox, &item->posted.item);
 }
@@ -166,6 +170,7 @@ static int peer_new(struct peers *all, const char *address, struct peer **out, s
 	if (peer == NULL)
 		return err_set(e, ERR_NOMEM, "no memory for a connection");
 	peer->all = all;
+	peer->closed.kind = POSTED_CLOSED;
 	peer->unready_since_ms = clock_boot_ms();
 	if (!text_copy(peer->address, sizeof(peer->address), address)) {
 		free(peer);
@@ -197,6 +202,7 @@ static void *closer(void *arg)
 	struct peer *peer = arg;
 
 	(void)nng_close(peer->socket);
+	inbox_post(peer->all->inbox, &peer->closed.item);
 	return NULL;
 }
 
@@ -218,8 +224,8 @@ static void peer_abandon(struct peer *peer)
 	}
 	if (pthread_create(&thread, NULL, closer, peer) == 0)
 		pthread_detach(thread);
-	if (++all->abandoned > ABANDONED_MAX) {
-		log_error("link gives up: too many sockets had to be replaced count=%u", all->abandoned);
+	if (++all->closing > CLOSING_MAX || ++all->replaced > REPLACED_MAX) {
+		log_error("link starts over: sockets that hang=%u, replaced=%u", all->closing, all->replaced);
 		_exit(3);
 	}
 }
@@ -443,14 +449,16 @@ static void pipe_changed(struct pipe_item *item)
 
 static void on_item(void *arg, struct inbox_item *link)
 {
+	struct peers *p = arg;
 	struct posted *posted = (struct posted *)(void *)link;
 
-	(void)arg;
-	if (posted->is_pipe) {
+	switch (posted->kind) {
+	case POSTED_SLOT: slot_done((struct slot *)(void *)posted); break;
+	case POSTED_PIPE:
 		pipe_changed((struct pipe_item *)(void *)posted);
 		free(posted);
-	} else {
-		slot_done((struct slot *)(void *)posted);
+		break;
+	case POSTED_CLOSED: p->closing--; break;
 	}
 }
 

@@ -380,7 +380,8 @@ void rig_keys(struct rig *r)
 
 void rig_link(struct rig *r, bool enrolled)
 {
-	assert_true(text_fmt(r->address, sizeof(r->address), "tls+tcp://127.0.0.1:%d", r->server.port));
+	if (r->address[0] == '\0')
+		assert_true(text_fmt(r->address, sizeof(r->address), "tls+tcp://127.0.0.1:%d", r->server.port));
 	link_process(r);
 	send_init(r, enrolled);
 }

@@ -70,7 +70,7 @@ struct rig {
 	uint8_t token[TOKEN_LEN];
 	int spool_fd;
 	struct spool *spool;
-	char address[64];
+	char address[128]; /* "" = server.port */
 };
 
 struct frame {
@@ -96,7 +96,7 @@ void get_token(struct rig *r, uint8_t type, const char *what);
 void get_broker_fence(struct rig *r, uint8_t inner, uint8_t fence, const char *what);
 void send_capacity(struct rig *r, uint32_t slots);
 void rig_keys(struct rig *r);                /* without a server */
-void rig_link(struct rig *r, bool enrolled); /* link is sent to server.port */
+void rig_link(struct rig *r, bool enrolled); /* sends it to r->address */
 void rig_start(struct rig *r, bool enrolled);
 void rig_stop(struct rig *r);
 void append_event(struct rig *r);

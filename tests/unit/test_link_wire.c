@@ -311,6 +311,20 @@ static void test_revoked(void **state)
 	rig_stop(&r);
 }
 
+/* The first controld is not there: the second one serves. */
+static void test_second_controld(void **state)
+{
+	struct rig r;
+
+	(void)state;
+	rig_keys(&r);
+	server_open(&r.server);
+	assert_true(text_fmt(r.address, sizeof(r.address), "tls+tcp://127.0.0.1:1,tls+tcp://127.0.0.1:%d", r.server.port));
+	rig_link(&r, true);
+	to_started(&r);
+	rig_stop(&r);
+}
+
 #ifdef EPHEMERAL_TEST_CLOCK
 static void set_clock(const char *path, int boot_ms)
 {
@@ -415,6 +429,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_new_challenge),
 		cmocka_unit_test(test_keeper_ends_a_run),
 		cmocka_unit_test(test_revoked),
+		cmocka_unit_test(test_second_controld),
 		cmocka_unit_test(test_stopped_dialer),
 	};
 
