@@ -1,5 +1,5 @@
 -- What time does to runs. Each sweep takes at most p_limit rows, skipping what somebody else holds, and returns the runs that it moved:
--- outcome 'ended' or 'requeued' (with the class, to wake a node), and the node whose commands changed, if any.
+-- outcome 'ended' or 'requeued' (with the class, to wake a node), and the node whose commands changed, if any. 'waiting' moves nothing.
 
 CREATE FUNCTION eph_sweep_clock(p_instance text, p_version text, p_schema integer, p_lease_ms bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -43,6 +43,10 @@ BEGIN
 		RETURN QUERY SELECT NULL::text, 'requeued', NULL::text, c.memory_mib, c.vcpus, c.isolation = 'emulated'
 		FROM eph_promote(v_org, p_max_running) p JOIN queue_class c ON c.id = p.class_id;
 	END LOOP;
+	-- Classes with runs that a host could take: hosts that had a reason not to (probation, a refusal, a lost hint) are asked again.
+	RETURN QUERY SELECT NULL::text, 'waiting', NULL::text, c.memory_mib, c.vcpus, c.isolation = 'emulated'
+	FROM queue_class c JOIN queue_clock k ON k.class_id = c.id
+	WHERE EXISTS (SELECT 1 FROM queue w WHERE w.class_id = c.id AND w.ready AND w.vt >= k.floor);
 END $$;
 
 -- Nodes whose lease ran out (a node that is revoked counts at once), not during the grace after an outage of ours.

@@ -54,27 +54,39 @@ static void on_clock(void *arg, const struct pg_rows *rows, const char *sqlstate
 	swept(arg, 0, e);
 }
 
+/* One row of a sweep. True when it moved something. */
+static bool take_row(struct store *s, const struct pg_rows *rows, int i)
+{
+	const char *run = pg_text(rows, i, 0), *outcome = pg_text(rows, i, 1), *node = pg_text(rows, i, 2);
+	const uint32_t memory = (uint32_t)pg_i64(rows, i, 3), vcpus = (uint32_t)pg_i64(rows, i, 4);
+
+	if (strcmp(outcome, "waiting") == 0) { /* every controld finds this by itself */
+		if (s->hooks.on_queued)
+			s->hooks.on_queued(s->hooks.arg, memory, vcpus, pg_bool(rows, i, 5), 1);
+		return false;
+	}
+	if (run[0]) {
+		log_info("swept run=%s outcome=%s node=%s", run, outcome, node);
+		hub_run_changed(s, run);
+	}
+	if (strcmp(outcome, "ended") == 0)
+		settle_soon(s, run);
+	else
+		hub_queued(s, memory, vcpus, pg_bool(rows, i, 5), 1);
+	if (node[0])
+		hub_node_changed(s, node);
+	return true;
+}
+
 static void on_runs(void *arg, const struct pg_rows *rows, const char *sqlstate, const struct err *e)
 {
 	struct call *c = arg;
-	int64_t n = e ? 0 : pg_nrows(rows);
+	int64_t changed = 0;
 
 	(void)sqlstate;
-	for (int i = 0; i < n; i++) {
-		const char *run = pg_text(rows, i, 0), *node = pg_text(rows, i, 2);
-
-		if (run[0]) {
-			log_info("swept run=%s outcome=%s node=%s", run, pg_text(rows, i, 1), node);
-			hub_run_changed(c->s, run);
-		}
-		if (strcmp(pg_text(rows, i, 1), "ended") == 0)
-			settle_soon(c->s, run);
-		else
-			hub_queued(c->s, (uint32_t)pg_i64(rows, i, 3), (uint32_t)pg_i64(rows, i, 4), pg_bool(rows, i, 5), 1);
-		if (node[0])
-			hub_node_changed(c->s, node);
-	}
-	swept(c, n, e);
+	for (int i = 0; !e && i < pg_nrows(rows); i++)
+		changed += take_row(c->s, rows, i);
+	swept(c, changed, e);
 }
 
 /* ---- partitions: made ahead, then old ones detached and dropped one at a time
