@@ -49,7 +49,7 @@ static void current_offsets(int64_t *real_ms, int64_t *boot_ms)
 		return;
 	pthread_mutex_lock(&offsets.lock);
 	if (stat(path, &st) == 0 && (st.st_ino != offsets.inode || st.st_mtim.tv_sec != offsets.mtime.tv_sec ||
-			st.st_mtim.tv_nsec != offsets.mtime.tv_nsec)) {
+						    st.st_mtim.tv_nsec != offsets.mtime.tv_nsec)) {
 		int fd = open(path, O_RDONLY | O_CLOEXEC);
 
 		if (fd >= 0) {

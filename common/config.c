@@ -88,7 +88,8 @@ static int set_string(const struct config_key *k, char **field, const char *valu
 	if (n > max)
 		return err_set(e, ERR_LIMIT, "%s is %zu bytes long; at most %zu are allowed", k->name, n, max);
 	if ((int64_t)n < k->min)
-		return err_set(e, ERR_INVALID, "%s needs at least %" PRId64 " bytes; give it a value or remove the line", k->name, k->min);
+		return err_set(e, ERR_INVALID, "%s needs at least %" PRId64 " bytes; give it a value or remove the line", k->name,
+				k->min);
 	copy = strdup(value);
 	if (!copy)
 		return err_set(e, ERR_NOMEM, "%s: no memory", k->name);
@@ -133,16 +134,13 @@ static int set_value(const struct config_key *k, void *config, const char *value
 
 	switch (k->type) {
 	case CONFIG_STRING:
-	case CONFIG_LIST:
-		return set_string(k, (char **)(void *)field, value, e);
+	case CONFIG_LIST: return set_string(k, (char **)(void *)field, value, e);
 	case CONFIG_INT:
 		if (text_i64(value, k->min, k->max, (int64_t *)(void *)field, e) != 0)
 			return err_wrap(e, "%s", k->name);
 		return 0;
-	case CONFIG_BOOL:
-		return set_bool(k, (bool *)(void *)field, value, e);
-	case CONFIG_ENUM:
-		return set_enum(k, (int64_t *)(void *)field, value, e);
+	case CONFIG_BOOL: return set_bool(k, (bool *)(void *)field, value, e);
+	case CONFIG_ENUM: return set_enum(k, (int64_t *)(void *)field, value, e);
 	}
 	return err_set(e, ERR_INTERNAL, "%s has no type", k->name);
 }
@@ -160,7 +158,7 @@ static char *trim(char *s)
 
 /* One "key = value"; line is cut up. seen[] holds the line at which each key stood already. */
 static int set_line(const struct config_key *keys, size_t count, void *config, char *line, int *seen, const struct source *src,
-	struct err *e)
+		struct err *e)
 {
 	char *equals = strchr(line, '='), *name;
 
@@ -258,7 +256,7 @@ static int load_override(const struct config_key *keys, size_t count, void *conf
 }
 
 int config_load(const struct config_key *keys, size_t count, void *config, const char *path, const char *const *overrides,
-	size_t override_count, struct err *e)
+		size_t override_count, struct err *e)
 {
 	int seen[CONFIG_KEYS_MAX] = { 0 };
 
@@ -277,7 +275,7 @@ int config_load(const struct config_key *keys, size_t count, void *config, const
 	for (size_t i = 0; i < count; i++) {
 		if (!keys[i].fallback && !keys[i].optional && seen[i] == 0)
 			return err_set(e, ERR_INVALID, "%s: %s is missing and has no default; add `%s = ...` (%s)",
-				path ? path : "command line", keys[i].name, keys[i].name, keys[i].help);
+					path ? path : "command line", keys[i].name, keys[i].name, keys[i].help);
 	}
 	return 0;
 }
@@ -306,7 +304,9 @@ void config_help(const struct config_key *keys, size_t count, struct buf *out)
 		case CONFIG_INT: buf_printf(out, "number from %" PRId64 " to %" PRId64, k->min, k->max); break;
 		case CONFIG_BOOL: buf_add_str(out, "on or off"); break;
 		case CONFIG_ENUM: buf_printf(out, "one of %s", k->choices); break;
-		case CONFIG_STRING: buf_printf(out, "text, at most %" PRId64 " bytes", k->max > 0 ? k->max : CONFIG_STRING_MAX); break;
+		case CONFIG_STRING:
+			buf_printf(out, "text, at most %" PRId64 " bytes", k->max > 0 ? k->max : CONFIG_STRING_MAX);
+			break;
 		case CONFIG_LIST: buf_add_str(out, "list, comma separated"); break;
 		}
 		if (k->fallback)

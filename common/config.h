@@ -15,15 +15,15 @@ enum config_type { CONFIG_STRING, CONFIG_INT, CONFIG_BOOL, CONFIG_ENUM, CONFIG_L
 
 struct config_key {
 	const char *name;
-	size_t offset;          /* of a char *, int64_t or bool (CONFIG_ENUM: int64_t index) in the program's config struct */
-	const char *fallback;   /* default as text; NULL = required unless `optional` */
-	int64_t min, max;       /* CONFIG_INT; for strings max is the length bound (0 = 1024) */
-	const char *choices;    /* CONFIG_ENUM: "a|b|c" */
+	size_t offset;        /* of a char *, int64_t or bool (CONFIG_ENUM: int64_t index) in the program's config struct */
+	const char *fallback; /* default as text; NULL = required unless `optional` */
+	int64_t min, max;     /* CONFIG_INT; for strings max is the length bound (0 = 1024) */
+	const char *choices;  /* CONFIG_ENUM: "a|b|c" */
 	enum config_type type;
 	bool reloadable;
-	bool optional;          /* no default and may be absent (char * stays NULL) */
-	bool secret;            /* never printed */
-	const char *help;       /* one line, with the unit */
+	bool optional;    /* no default and may be absent (char * stays NULL) */
+	bool secret;      /* never printed */
+	const char *help; /* one line, with the unit */
 };
 
 /* Fills `config` (zeroed by the caller) from defaults, then the file (NULL = defaults only), then overrides "key=value". */

@@ -20,13 +20,13 @@ struct curl_call;
 struct curl_request {
 	const char *method;
 	const char *url;
-	const char *const *headers;      /* "Name: value", header_count of them */
+	const char *const *headers; /* "Name: value", header_count of them */
 	size_t header_count;
-	const void *body;                /* copied */
+	const void *body; /* copied */
 	size_t body_len;
 	int connect_timeout_ms, timeout_ms; /* timeout: the whole call */
-	int64_t max_body;                /* bytes of the reply; more ends the call with ERR_LIMIT */
-	const char *ca_file;             /* NULL: system's */
+	int64_t max_body;                   /* bytes of the reply; more ends the call with ERR_LIMIT */
+	const char *ca_file;                /* NULL: system's */
 	/* Decides each concrete address before connect(2). NULL = net_is_global. */
 	bool (*allow_addr)(void *arg, const struct sockaddr *sa, socklen_t len);
 	/* Head of the reply (final status, not 1xx). May be NULL. */

@@ -194,7 +194,8 @@ static bool is_token(const char *s, size_t n)
 	for (size_t i = 0; i < n; i++) {
 		char c = s[i];
 
-		if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || (c && strchr("!#$%&'*+-.^_`|~", c))))
+		if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+				    (c && strchr("!#$%&'*+-.^_`|~", c))))
 			return false;
 	}
 	return n > 0;
@@ -225,7 +226,8 @@ static int add_header(struct curl_call *call, const char *line, struct err *e)
 		return err_set(e, ERR_INVALID, "http: a header is not \"Name: value\"");
 	for (const char *p = colon; *p; p++) {
 		if (((unsigned char)*p < 0x20 && *p != '\t') || *p == 0x7f)
-			return err_set(e, ERR_INVALID, "http: the header %.*s holds a control character", (int)(name < 64 ? name : 64), line);
+			return err_set(e, ERR_INVALID, "http: the header %.*s holds a control character",
+					(int)(name < 64 ? name : 64), line);
 	}
 	if (is_name(line, name, "Content-Length") || is_name(line, name, "Transfer-Encoding") || is_name(line, name, "Expect"))
 		return err_set(e, ERR_INVALID, "http: the header %.*s is set by us alone", (int)name, line);
@@ -270,10 +272,10 @@ static int check_url(const char *url, struct err *e)
 	return 0;
 }
 
-#define SET(option, value) \
-	do { \
-		if (rc == CURLE_OK) \
-			rc = curl_easy_setopt(call->easy, (option), (value)); \
+#define SET(option, value)                                                                                                         \
+	do {                                                                                                                       \
+		if (rc == CURLE_OK)                                                                                                \
+			rc = curl_easy_setopt(call->easy, (option), (value));                                                      \
 	} while (0)
 
 /* The restrictions that no caller can lift. */
@@ -309,7 +311,8 @@ static CURLcode restrict_call(struct curl_call *call)
 static CURLcode set_method(struct curl_call *call, const struct curl_request *req)
 {
 	bool safe = strcmp(req->method, "GET") == 0 || strcmp(req->method, "HEAD") == 0 || strcmp(req->method, "OPTIONS") == 0;
-	bool wants_length = strcmp(req->method, "POST") == 0 || strcmp(req->method, "PUT") == 0 || strcmp(req->method, "PATCH") == 0;
+	bool wants_length =
+			strcmp(req->method, "POST") == 0 || strcmp(req->method, "PUT") == 0 || strcmp(req->method, "PATCH") == 0;
 	CURLcode rc = CURLE_OK;
 
 	if (strcmp(req->method, "HEAD") == 0) {

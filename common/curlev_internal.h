@@ -11,19 +11,19 @@ struct curl_call {
 	struct curlev *c;
 	CURL *easy;
 	struct curl_slist *headers;
-	void *body;                   /* our copy; curl reads from it */
-	struct curl_request req;      /* callbacks, argument and limits only: its pointers to the caller's memory are cleared */
-	struct err error;             /* what stopped the transfer on our side; code ERR_NONE otherwise */
+	void *body;              /* our copy; curl reads from it */
+	struct curl_request req; /* callbacks, argument and limits only: its pointers to the caller's memory are cleared */
+	struct err error;        /* what stopped the transfer on our side; code ERR_NONE otherwise */
 	char curl_says[CURL_ERROR_SIZE];
-	int status;                   /* of the final head; 0 before */
-	int64_t received;             /* body bytes */
+	int status;       /* of the final head; 0 before */
+	int64_t received; /* body bytes */
 	size_t head_bytes;
-	bool head_over;               /* the blank line of the final head was seen: later header lines are trailers */
-	bool waiting;                 /* not given to curl yet */
+	bool head_over; /* the blank line of the final head was seen: later header lines are trailers */
+	bool waiting;   /* not given to curl yet */
 	bool added;
-	bool cancelled;               /* no callback any more; destroyed when curl is not busy */
+	bool cancelled; /* no callback any more; destroyed when curl is not busy */
 	bool want_paused, is_paused, resume;
-	bool refused;                 /* allow_addr said no to some address; the last is in refused_addr */
+	bool refused; /* allow_addr said no to some address; the last is in refused_addr */
 	char refused_addr[64];
 };
 

@@ -16,24 +16,24 @@
 
 enum err_code {
 	ERR_NONE = 0,
-	ERR_INVALID,     /* what the caller or a peer gave is malformed: its fault, say which field */
-	ERR_LIMIT,       /* well formed, but over a bound that the message names */
+	ERR_INVALID, /* what the caller or a peer gave is malformed: its fault, say which field */
+	ERR_LIMIT,   /* well formed, but over a bound that the message names */
 	ERR_NOT_FOUND,
-	ERR_CONFLICT,    /* the thing is in a state that does not allow this now */
-	ERR_DENIED,      /* authenticated and forbidden, or not authenticated */
-	ERR_PROTOCOL,    /* a peer broke a protocol of ours; the connection is over */
+	ERR_CONFLICT, /* the thing is in a state that does not allow this now */
+	ERR_DENIED,   /* authenticated and forbidden, or not authenticated */
+	ERR_PROTOCOL, /* a peer broke a protocol of ours; the connection is over */
 	ERR_TIMEOUT,
 	ERR_UNAVAILABLE, /* a dependency does not answer; trying again may help */
 	ERR_IO,          /* errno is in `sys` */
 	ERR_NOMEM,
-	ERR_INTERNAL,    /* our own mistake */
+	ERR_INTERNAL, /* our own mistake */
 };
 
 #define ERR_TEXT_MAX 512
 
 struct err {
 	enum err_code code;
-	int sys;                /* errno, or 0 */
+	int sys;                 /* errno, or 0 */
 	char text[ERR_TEXT_MAX]; /* always terminated; a longer message is cut at the end and ends in "..." */
 };
 

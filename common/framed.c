@@ -20,10 +20,10 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#define HEAD 5             /* u32 length, u8 type */
-#define FDS_MAX 16         /* with one frame */
+#define HEAD 5     /* u32 length, u8 type */
+#define FDS_MAX 16 /* with one frame */
 #define READ_BYTES 65536
-#define READS_PER_TURN 8   /* then others on the loop get their turn */
+#define READS_PER_TURN 8 /* then others on the loop get their turn */
 #define IOV_PER_WRITE 16
 
 struct out_frame {
@@ -47,7 +47,7 @@ struct framed {
 	struct fd_group groups[2]; /* of the frame that is not whole yet, and of the last one that began: never more */
 	struct out_frame *head, **tail;
 	size_t queued;
-	int depth;   /* of callbacks under way */
+	int depth; /* of callbacks under way */
 	bool paused, ended, broken, freed;
 };
 
@@ -136,7 +136,8 @@ static bool deliver(struct framed *f)
 		struct err e;
 
 		if (n < 1 || n - 1 > f->opt.max_frame) {
-			err_set(&e, ERR_PROTOCOL, "a frame of %zu bytes; its type and at most %zu bytes are allowed", n, f->opt.max_frame);
+			err_set(&e, ERR_PROTOCOL, "a frame of %zu bytes; its type and at most %zu bytes are allowed", n,
+					f->opt.max_frame);
 			end(f, &e);
 			break;
 		}
@@ -208,7 +209,9 @@ static int read_once(struct framed *f)
 		char bytes[CMSG_SPACE(sizeof(int) * FDS_MAX)];
 	} control;
 	struct iovec iov = { .iov_base = buf_reserve(&f->in, READ_BYTES), .iov_len = READ_BYTES };
-	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof(control.bytes) };
+	struct msghdr msg = {
+		.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof(control.bytes)
+	};
 	size_t before = f->in.len;
 	struct err e;
 	ssize_t n;
@@ -288,7 +291,8 @@ static bool write_once(struct framed *f)
 	if (n < 0) {
 		if (errno != EAGAIN && errno != EINTR && errno != ENOBUFS) {
 			f->broken = true;
-			event_active(f->readable, EV_READ, 0); /* the owner hears of it from the loop, not from inside its own call */
+			event_active(f->readable, EV_READ,
+					0); /* the owner hears of it from the loop, not from inside its own call */
 		}
 		return false;
 	}
@@ -415,7 +419,8 @@ void framed_pause(struct framed *f, bool paused)
 	}
 	event_add(f->readable, NULL);
 	if (f->in.len > 0 || f->broken)
-		event_active(f->readable, EV_READ, 0); /* whole frames may be waiting in memory, where the kernel does not see them */
+		event_active(f->readable, EV_READ,
+				0); /* whole frames may be waiting in memory, where the kernel does not see them */
 }
 
 void framed_flush(struct framed *f, int ms)

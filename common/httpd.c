@@ -152,8 +152,8 @@ static int set_up(struct httpd *h, struct err *e)
 		return err_set(e, ERR_NOMEM, "http: no memory");
 	evhttp_set_gencb(h->http, on_request, h);
 	evhttp_set_bevcb(h->http, http_conn_make, h);
-	evhttp_set_allowed_methods(h->http, EVHTTP_REQ_GET | EVHTTP_REQ_POST | EVHTTP_REQ_PUT | EVHTTP_REQ_PATCH | EVHTTP_REQ_DELETE |
-		EVHTTP_REQ_HEAD | EVHTTP_REQ_OPTIONS);
+	evhttp_set_allowed_methods(h->http, EVHTTP_REQ_GET | EVHTTP_REQ_POST | EVHTTP_REQ_PUT | EVHTTP_REQ_PATCH |
+							    EVHTTP_REQ_DELETE | EVHTTP_REQ_HEAD | EVHTTP_REQ_OPTIONS);
 	evhttp_set_max_headers_size(h->http, (ev_ssize_t)h->opt.max_headers);
 	evhttp_set_max_body_size(h->http, (ev_ssize_t)h->opt.max_body);
 	evhttp_set_timeout_tv(h->http, &idle);

@@ -14,9 +14,9 @@
 #include <string.h>
 #include <sys/socket.h>
 
-#define LINGER_MS 2000        /* after our last answer, for the client to read it */
-#define REPLY_MS 300000       /* the longest that sending one reply may take */
-#define READ_SLACK 65536      /* above the largest request: one read */
+#define LINGER_MS 2000   /* after our last answer, for the client to read it */
+#define REPLY_MS 300000  /* the longest that sending one reply may take */
+#define READ_SLACK 65536 /* above the largest request: one read */
 
 static int64_t now_ms(void)
 {
@@ -390,7 +390,8 @@ void http_conn_sweep(struct httpd *h)
 		} else if (c->state == CONN_CONDEMNED) {
 			if (c->condemned_ms != 0 && now - c->condemned_ms > LINGER_MS)
 				end_condemned(c);
-		} else if (c->state == CONN_OPEN && !c->ev && c->started_ms != 0 && now - c->started_ms > h->opt.request_deadline_ms) {
+		} else if (c->state == CONN_OPEN && !c->ev && c->started_ms != 0 &&
+				now - c->started_ms > h->opt.request_deadline_ms) {
 			condemn(c, 408, "the request took too long to arrive");
 		} else if (c->reply_ms != 0 && now - c->reply_ms > REPLY_MS) {
 			c->kill = true;

@@ -26,10 +26,10 @@ enum conn_state { CONN_OPEN, CONN_LAST, CONN_CONDEMNED, CONN_GONE };
 struct http_conn {
 	struct http_conn *prev, *next, *next_todo;
 	struct httpd *h;
-	struct bufferevent *bev;        /* with a reference of our own, so that it never dangles */
+	struct bufferevent *bev;         /* with a reference of our own, so that it never dangles */
 	struct evhttp_connection *evcon; /* NULL until its first request was whole */
-	struct evhttp_request *ev;      /* being answered */
-	struct http_req *req;           /* what the handler holds; NULL once it was answered */
+	struct evhttp_request *ev;       /* being answered */
+	struct http_req *req;            /* what the handler holds; NULL once it was answered */
 	struct http_scan scan;
 	enum conn_state state;
 	bool todo, kill;
@@ -55,8 +55,8 @@ struct http_req {
 	bool streaming;
 	bool wants_close;
 	enum http_method method;
-	char *path;                /* decoded */
-	char *query;               /* decoded in place; pairs point into it */
+	char *path;  /* decoded */
+	char *query; /* decoded in place; pairs point into it */
 	struct http_pair pairs[HTTP_QUERY_MAX];
 	size_t pair_count;
 	char peer[64];
@@ -80,7 +80,7 @@ struct httpd {
 	size_t by_fd_size;
 	int count;
 	size_t held;
-	bool full;    /* the listener sleeps because of max_connections */
+	bool full; /* the listener sleeps because of max_connections */
 };
 
 /* httpd_conn.c */
@@ -88,10 +88,10 @@ struct bufferevent *http_conn_make(struct event_base *base, void *arg); /* evhtt
 struct http_conn *http_conn_find(struct httpd *h, struct bufferevent *bev);
 void http_conn_attach(struct http_conn *c, struct evhttp_request *ev); /* a whole request came */
 void http_conn_todo(struct http_conn *c);
-void http_conn_work(struct httpd *h);  /* what was noted during the turn */
+void http_conn_work(struct httpd *h); /* what was noted during the turn */
 void http_conn_sweep(struct httpd *h);
 void http_conn_release(struct http_conn *c);
-void http_conn_watch(struct http_conn *c);   /* learn of a client that goes away while nothing is sent */
+void http_conn_watch(struct http_conn *c); /* learn of a client that goes away while nothing is sent */
 void http_conn_replying(struct http_conn *c, bool streaming);
 bool http_conn_closing(const struct http_conn *c); /* the reply under way is the last one */
 

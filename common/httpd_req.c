@@ -263,13 +263,34 @@ void http_reply_header(struct http_req *r, const char *name, const char *value)
 
 static const char *phrase(int status)
 {
-	static const struct { int status; const char *text; } table[] = {
-		{ 200, "OK" }, { 201, "Created" }, { 202, "Accepted" }, { 204, "No Content" }, { 304, "Not Modified" },
-		{ 400, "Bad Request" }, { 401, "Unauthorized" }, { 402, "Payment Required" }, { 403, "Forbidden" }, { 404, "Not Found" },
-		{ 405, "Method Not Allowed" }, { 406, "Not Acceptable" }, { 408, "Request Timeout" }, { 409, "Conflict" }, { 410, "Gone" },
-		{ 413, "Content Too Large" }, { 415, "Unsupported Media Type" }, { 422, "Unprocessable Content" },
-		{ 429, "Too Many Requests" }, { 431, "Request Header Fields Too Large" }, { 500, "Internal Server Error" },
-		{ 501, "Not Implemented" }, { 503, "Service Unavailable" }, { 505, "HTTP Version Not Supported" },
+	static const struct {
+		int status;
+		const char *text;
+	} table[] = {
+		{ 200, "OK" },
+		{ 201, "Created" },
+		{ 202, "Accepted" },
+		{ 204, "No Content" },
+		{ 304, "Not Modified" },
+		{ 400, "Bad Request" },
+		{ 401, "Unauthorized" },
+		{ 402, "Payment Required" },
+		{ 403, "Forbidden" },
+		{ 404, "Not Found" },
+		{ 405, "Method Not Allowed" },
+		{ 406, "Not Acceptable" },
+		{ 408, "Request Timeout" },
+		{ 409, "Conflict" },
+		{ 410, "Gone" },
+		{ 413, "Content Too Large" },
+		{ 415, "Unsupported Media Type" },
+		{ 422, "Unprocessable Content" },
+		{ 429, "Too Many Requests" },
+		{ 431, "Request Header Fields Too Large" },
+		{ 500, "Internal Server Error" },
+		{ 501, "Not Implemented" },
+		{ 503, "Service Unavailable" },
+		{ 505, "HTTP Version Not Supported" },
 	};
 
 	for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
@@ -285,7 +306,8 @@ static void raw_reply(struct http_req *r, int status, const char *content_type, 
 	struct evbuffer *out = evbuffer_new();
 
 	if (out) {
-		evbuffer_add_printf(out, "HTTP/1.1 %d %s\r\nConnection: close\r\nContent-Length: %zu\r\n", status, phrase(status), n);
+		evbuffer_add_printf(
+				out, "HTTP/1.1 %d %s\r\nConnection: close\r\nContent-Length: %zu\r\n", status, phrase(status), n);
 		if (content_type)
 			evbuffer_add_printf(out, "Content-Type: %s\r\n", content_type);
 		if (r->raw_head)

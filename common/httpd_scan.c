@@ -130,7 +130,7 @@ static bool header_line(struct http_scan *s, const uint8_t *p, size_t n)
 		s->chunked = true;
 	}
 	if (word_is(p, name, "Host") && (s->hosts++ > 0 || memchr(value, ' ', left) || memchr(value, '/', left) ||
-			memchr(value, '@', left) || memchr(value, ',', left)))
+							memchr(value, '@', left) || memchr(value, ',', left)))
 		return bad(s, 400, "the Host header stands twice or is malformed");
 	return true;
 }
@@ -211,8 +211,9 @@ static bool feed_line(struct http_scan *s, const uint8_t *p, size_t n, size_t *u
 	*used = take;
 	s->head_bytes += head ? take : 0;
 	if (s->line.len + take > max || (head && s->head_bytes > s->max_head))
-		return bad(s, head ? 431 : 400, head ? "the request line and headers are larger than the server takes" :
-			"a chunk size is not 1 to 8 hexadecimal digits (chunk extensions are not taken)");
+		return bad(s, head ? 431 : 400,
+				head ? "the request line and headers are larger than the server takes"
+				     : "a chunk size is not 1 to 8 hexadecimal digits (chunk extensions are not taken)");
 	if (!buf_add(&s->line, p, take))
 		return bad(s, 503, "the server is out of memory");
 	if (!lf)

@@ -11,21 +11,30 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum http_scan_state { SCAN_REQUEST_LINE, SCAN_HEADERS, SCAN_BODY, SCAN_CHUNK_SIZE, SCAN_CHUNK, SCAN_CHUNK_END, SCAN_LAST, SCAN_BAD };
+enum http_scan_state {
+	SCAN_REQUEST_LINE,
+	SCAN_HEADERS,
+	SCAN_BODY,
+	SCAN_CHUNK_SIZE,
+	SCAN_CHUNK,
+	SCAN_CHUNK_END,
+	SCAN_LAST,
+	SCAN_BAD
+};
 
 struct http_scan {
 	enum http_scan_state state;
 	size_t max_head;
 	uint64_t max_body;
-	struct buf line;      /* the line being read, without its end; empty outside of heads and chunk sizes */
+	struct buf line; /* the line being read, without its end; empty outside of heads and chunk sizes */
 	size_t head_bytes;
 	bool http10, is_head, chunked;
 	int hosts, lengths;
-	uint64_t left;        /* of the body or chunk */
+	uint64_t left; /* of the body or chunk */
 	uint64_t body_bytes;
-	uint64_t done;        /* whole requests seen */
-	int status;           /* SCAN_BAD: the answer */
-	const char *detail;   /* SCAN_BAD: why, static */
+	uint64_t done;      /* whole requests seen */
+	int status;         /* SCAN_BAD: the answer */
+	const char *detail; /* SCAN_BAD: why, static */
 };
 
 void http_scan_init(struct http_scan *s, size_t max_head, uint64_t max_body);

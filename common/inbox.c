@@ -66,7 +66,8 @@ static void on_wake(evutil_socket_t fd, short what, void *arg)
 		destroy(in);
 }
 
-int inbox_new(struct event_base *base, void (*handle)(void *arg, struct inbox_item *item), void *arg, struct inbox **out, struct err *e)
+int inbox_new(struct event_base *base, void (*handle)(void *arg, struct inbox_item *item), void *arg, struct inbox **out,
+		struct err *e)
 {
 	struct inbox *in = calloc(1, sizeof(*in));
 

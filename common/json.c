@@ -30,7 +30,7 @@ struct document {
 
 /* An open array or object. */
 struct frame {
-	uint32_t start;  /* where its entries begin on the stack */
+	uint32_t start; /* where its entries begin on the stack */
 	bool is_object;
 	const char *key; /* the member being read; NULL before the first */
 };
@@ -117,7 +117,7 @@ static void pointer(const struct parser *p, char out[256])
 			buf_printf(&b, "%u", (unsigned)(end - f->start));
 	}
 	if (!text_fmt(out, 256, "\"%.*s%s\"", (int)(b.len > 240 ? 240 : b.len), b.data ? (const char *)b.data : "",
-			b.failed ? "..." : ""))
+			    b.failed ? "..." : ""))
 		out[0] = '\0';
 	buf_free(&b);
 }
@@ -295,7 +295,8 @@ static int syntax_error(struct parser *p, yajl_handle h, const char *s, size_t n
 	char where[256];
 
 	pointer(p, where);
-	err_set(p->e, ERR_INVALID, "not valid JSON near byte %zu, in %s: %.*s", at < n ? at : n, where, (int)strcspn(text, "\n"), text);
+	err_set(p->e, ERR_INVALID, "not valid JSON near byte %zu, in %s: %.*s", at < n ? at : n, where, (int)strcspn(text, "\n"),
+			text);
 	if (said)
 		yajl_free_error(h, said);
 	return -1;

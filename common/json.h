@@ -25,11 +25,11 @@ void json_free(struct json *root); /* only the root; NULL is fine */
 enum json_type json_type(const struct json *v);
 const char *json_type_name(enum json_type t); /* "null", "boolean", "integer", "number", "string", "array", "object" */
 bool json_as_bool(const struct json *v);
-int64_t json_as_int(const struct json *v);             /* JSON_INT only */
-const char *json_as_text(const struct json *v);        /* JSON_STRING: terminated, NUL-free; JSON_DECIMAL/JSON_INT: the number's text */
-size_t json_len(const struct json *v);                 /* string bytes, array or object entries */
-const struct json *json_at(const struct json *v, size_t i);      /* array element or object value */
-const char *json_key(const struct json *v, size_t i);            /* object key */
+int64_t json_as_int(const struct json *v);      /* JSON_INT only */
+const char *json_as_text(const struct json *v); /* JSON_STRING: terminated, NUL-free; JSON_DECIMAL/JSON_INT: the number's text */
+size_t json_len(const struct json *v);          /* string bytes, array or object entries */
+const struct json *json_at(const struct json *v, size_t i);         /* array element or object value */
+const char *json_key(const struct json *v, size_t i);               /* object key */
 const struct json *json_get(const struct json *v, const char *key); /* NULL when absent or v is no object */
 /* Convenience: NULL / fallback unless the member exists with that type. */
 const char *json_get_text(const struct json *v, const char *key);

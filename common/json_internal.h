@@ -6,9 +6,9 @@
 
 /* 32 bytes, because a hostile body is mostly tiny values. Text, keys and entries live in the document's arena. */
 struct json {
-	uint8_t type;   /* enum json_type */
+	uint8_t type; /* enum json_type */
 	bool boolean;
-	uint32_t len;   /* bytes of text, or entries */
+	uint32_t len; /* bytes of text, or entries */
 	union {
 		const char *text;         /* strings and numbers */
 		const struct json *items; /* arrays and objects */

@@ -12,8 +12,13 @@ enum json_type json_type(const struct json *v)
 const char *json_type_name(enum json_type t)
 {
 	static const char *const names[] = {
-		[JSON_NULL] = "null", [JSON_BOOL] = "boolean", [JSON_INT] = "integer", [JSON_DECIMAL] = "number",
-		[JSON_STRING] = "string", [JSON_ARRAY] = "array", [JSON_OBJECT] = "object",
+		[JSON_NULL] = "null",
+		[JSON_BOOL] = "boolean",
+		[JSON_INT] = "integer",
+		[JSON_DECIMAL] = "number",
+		[JSON_STRING] = "string",
+		[JSON_ARRAY] = "array",
+		[JSON_OBJECT] = "object",
 	};
 
 	return (unsigned)t < sizeof(names) / sizeof(names[0]) ? names[t] : "unknown";

@@ -49,8 +49,9 @@ static int scan_escape(const char *s, size_t n, size_t *i, struct err *e)
 		return 0;
 	low = at + 7 < n && s[at + 6] == '\\' && s[at + 7] == 'u' ? hex4(s + at + 8, n - at - 8) : -1;
 	if (high >= 0xdc00 || low < 0xdc00 || low > 0xdfff)
-		return err_set(e, ERR_INVALID, "byte %zu: \\u%04x is half of a surrogate pair; write both halves or the character itself",
-			at, (unsigned)high);
+		return err_set(e, ERR_INVALID,
+				"byte %zu: \\u%04x is half of a surrogate pair; write both halves or the character itself", at,
+				(unsigned)high);
 	*i += 6;
 	return 0;
 }

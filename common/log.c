@@ -24,7 +24,10 @@ static struct {
 } settings = { .role = "ephemeral", .min = LOG_LEVEL_INFO, .json = false };
 
 static const char *const level_names[] = {
-	[LOG_LEVEL_DEBUG] = "debug", [LOG_LEVEL_INFO] = "info", [LOG_LEVEL_WARN] = "warn", [LOG_LEVEL_ERROR] = "error",
+	[LOG_LEVEL_DEBUG] = "debug",
+	[LOG_LEVEL_INFO] = "info",
+	[LOG_LEVEL_WARN] = "warn",
+	[LOG_LEVEL_ERROR] = "error",
 };
 
 void log_init(const char *role, enum log_level min, bool json)

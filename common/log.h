@@ -18,7 +18,11 @@ bool log_enabled(enum log_level level);
 /* One event. fmt is "event words key=value ..."; lines over 4 KiB are cut. */
 void log_at(enum log_level level, const char *fmt, ...) EPH_PRINTF(2, 3);
 
-#define log_debug(...) do { if (log_enabled(LOG_LEVEL_DEBUG)) log_at(LOG_LEVEL_DEBUG, __VA_ARGS__); } while (0)
+#define log_debug(...)                                                                                                             \
+	do {                                                                                                                       \
+		if (log_enabled(LOG_LEVEL_DEBUG))                                                                                  \
+			log_at(LOG_LEVEL_DEBUG, __VA_ARGS__);                                                                      \
+	} while (0)
 #define log_info(...) log_at(LOG_LEVEL_INFO, __VA_ARGS__)
 #define log_warn(...) log_at(LOG_LEVEL_WARN, __VA_ARGS__)
 #define log_error(...) log_at(LOG_LEVEL_ERROR, __VA_ARGS__)

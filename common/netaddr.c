@@ -66,14 +66,9 @@ bool net_is_global(const struct sockaddr *sa)
 	struct sockaddr_in6 in6;
 
 	switch (sa->sa_family) {
-	case AF_INET:
-		memcpy(&in, sa, sizeof(in));
-		return global4(ntohl(in.sin_addr.s_addr));
-	case AF_INET6:
-		memcpy(&in6, sa, sizeof(in6));
-		return global6(in6.sin6_addr.s6_addr);
-	default:
-		return false;
+	case AF_INET: memcpy(&in, sa, sizeof(in)); return global4(ntohl(in.sin_addr.s_addr));
+	case AF_INET6: memcpy(&in6, sa, sizeof(in6)); return global6(in6.sin6_addr.s6_addr);
+	default: return false;
 	}
 }
 
@@ -83,14 +78,9 @@ uint16_t net_addr_port(const struct sockaddr *sa)
 	struct sockaddr_in6 in6;
 
 	switch (sa->sa_family) {
-	case AF_INET:
-		memcpy(&in, sa, sizeof(in));
-		return ntohs(in.sin_port);
-	case AF_INET6:
-		memcpy(&in6, sa, sizeof(in6));
-		return ntohs(in6.sin6_port);
-	default:
-		return 0;
+	case AF_INET: memcpy(&in, sa, sizeof(in)); return ntohs(in.sin_port);
+	case AF_INET6: memcpy(&in6, sa, sizeof(in6)); return ntohs(in6.sin6_port);
+	default: return 0;
 	}
 }
 
@@ -112,9 +102,7 @@ void net_addr_text(const struct sockaddr *sa, char out[64])
 		inet_ntop(AF_INET6, &in6.sin6_addr, host, sizeof(host));
 		ok = text_fmt(out, 64, "[%s]:%u", host, (unsigned)net_addr_port(sa));
 		break;
-	default:
-		ok = text_fmt(out, 64, "family-%d", (int)sa->sa_family);
-		break;
+	default: ok = text_fmt(out, 64, "family-%d", (int)sa->sa_family); break;
 	}
 	if (!ok)
 		out[0] = '\0';

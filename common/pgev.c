@@ -35,14 +35,14 @@ struct pgev {
 	char *conninfo, *class_name, *search_path;
 	enum pg_state state;
 	PGconn *conn;
-	struct event *io;      /* NULL when there is no socket */
+	struct event *io; /* NULL when there is no socket */
 	short io_mask;
-	struct event *timer;   /* IDLE: try again; CONNECTING: give up */
-	struct event *expire;  /* head of `waiting` is too old */
-	struct event *work;    /* output to flush, statements to send, a failure to act on */
+	struct event *timer;  /* IDLE: try again; CONNECTING: give up */
+	struct event *expire; /* head of `waiting` is too old */
+	struct event *work;   /* output to flush, statements to send, a failure to act on */
 	int backoff_ms;
-	bool pipeline;         /* not for LISTEN connections */
-	bool failed;           /* libpq refused a send: act on it from the loop */
+	bool pipeline; /* not for LISTEN connections */
+	bool failed;   /* libpq refused a send: act on it from the loop */
 	struct pg_list waiting, sent;
 	int outstanding;
 	struct pg_prepared prepared; /* on this connection */
@@ -129,12 +129,13 @@ static void disconnect(struct pgev *pg, const char *what)
 
 	text_safe(&safe, said, strcspn(said, "\n") < 200 ? strcspn(said, "\n") : 200, false);
 	log_warn("postgres class=%s %s: %.*s; trying again in %d ms", pg->class_name, what, (int)safe.len,
-		safe.data ? (const char *)safe.data : "", wait_ms);
+			safe.data ? (const char *)safe.data : "", wait_ms);
 	buf_free(&safe);
 	close_connection(pg);
 	add_timer(pg->timer, wait_ms);
 	for (struct pg_job *job = pg->waiting.head; was_ready && job; job = job->next)
-		job->deadline_ms = clock_mono_ns() / 1000000 + WAIT_MS; /* until now they waited for their turn, not for a connection */
+		job->deadline_ms = clock_mono_ns() / 1000000 +
+				   WAIT_MS; /* until now they waited for their turn, not for a connection */
 	if (was_ready && pg->waiting.head)
 		add_timer(pg->expire, WAIT_MS);
 	lose(pg, &pg->sent, "the connection was lost; the outcome is unknown");
@@ -230,7 +231,7 @@ static void finish_head(struct pgev *pg)
 
 	if (job->parsed_here && job->good_results == 0 && job->has_error)
 		pg_prepared_drop(&pg->prepared, job->st); /* its Parse failed, so the name does not exist */
-	if (retry != PG_RETRY_NO) { /* it never ran, so it may be sent again */
+	if (retry != PG_RETRY_NO) {                       /* it never ran, so it may be sent again */
 		if (retry == PG_RETRY_STALE)
 			drop_prepared(pg, job->st);
 		pg_job_rewind(job);
@@ -343,9 +344,7 @@ static void step(struct pgev *pg)
 	bool ok = true;
 
 	switch (PQconnectPoll(pg->conn)) {
-	case PGRES_POLLING_OK:
-		connected(pg);
-		return;
+	case PGRES_POLLING_OK: connected(pg); return;
 	case PGRES_POLLING_READING:
 		pg->io_mask = 0; /* a new socket may have the old number: make the event anew */
 		ok = watch(pg, EV_READ);
@@ -354,9 +353,7 @@ static void step(struct pgev *pg)
 		pg->io_mask = 0;
 		ok = watch(pg, EV_WRITE);
 		break;
-	default:
-		ok = false;
-		break;
+	default: ok = false; break;
 	}
 	if (!ok)
 		disconnect(pg, "cannot connect");
@@ -496,7 +493,8 @@ static int has_room(const struct pgev *pg, struct err *e)
 	if (pg->freed)
 		return err_set(e, ERR_UNAVAILABLE, "postgres %s: shutting down", pg->class_name);
 	if (pg->outstanding >= pg->opt.max_outstanding)
-		return err_set(e, ERR_UNAVAILABLE, "postgres %s: %d statements are outstanding already", pg->class_name, pg->outstanding);
+		return err_set(e, ERR_UNAVAILABLE, "postgres %s: %d statements are outstanding already", pg->class_name,
+				pg->outstanding);
 	return 0;
 }
 

@@ -18,11 +18,11 @@ struct pg_job {
 	char *sql;
 	pg_cb cb;
 	void *arg;
-	int64_t deadline_ms;   /* while it waits for a connection (monotonic) */
-	bool parsed_here;      /* its Parse goes ahead of it in the same group */
-	bool again;            /* sent a second time; see pg_job_retry */
+	int64_t deadline_ms; /* while it waits for a connection (monotonic) */
+	bool parsed_here;    /* its Parse goes ahead of it in the same group */
+	bool again;          /* sent a second time; see pg_job_retry */
 	int good_results;
-	PGresult *result;      /* the last good one, or the first error */
+	PGresult *result; /* the last good one, or the first error */
 	bool has_error;
 	int nparams;
 	const char **values;

@@ -72,7 +72,7 @@ bool pg_job_send(struct pg_job *job, PGconn *conn, bool pipeline)
 	if (job->parsed_here && PQsendPrepare(conn, job->st->name, job->st->sql, job->nparams, NULL) != 1)
 		return false;
 	return PQsendQueryPrepared(conn, job->st->name, job->nparams, job->values, job->lengths, job->formats, 0) == 1 &&
-		PQpipelineSync(conn) == 1;
+	       PQpipelineSync(conn) == 1;
 }
 
 bool pg_job_result(struct pg_job *job, PGresult *res)
@@ -87,8 +87,7 @@ bool pg_job_result(struct pg_job *job, PGresult *res)
 		PQclear(job->result);
 		job->result = res;
 		return true;
-	case PGRES_PIPELINE_ABORTED: /* what stood behind the error in its group */
-		break;
+	case PGRES_PIPELINE_ABORTED: /* what stood behind the error in its group */ break;
 	case PGRES_FATAL_ERROR:
 	case PGRES_BAD_RESPONSE:
 		if (job->has_error)
@@ -97,9 +96,7 @@ bool pg_job_result(struct pg_job *job, PGresult *res)
 		job->result = res;
 		job->has_error = true;
 		return true;
-	default:
-		PQclear(res);
-		return false;
+	default: PQclear(res); return false;
 	}
 	PQclear(res);
 	return true;
@@ -168,7 +165,7 @@ static void describe(const struct pg_job *job, const char *class_name, const cha
 		said = "no reason was given";
 	text_safe(&safe, said, strlen(said) < 200 ? strlen(said) : 200, false);
 	err_set(e, code_of(state), "postgres %s: %s: %.*s (%s)", class_name, job_name(job), (int)safe.len,
-		safe.data ? (const char *)safe.data : "", state);
+			safe.data ? (const char *)safe.data : "", state);
 	buf_free(&safe);
 }
 

@@ -64,7 +64,8 @@ bool price_cost(const struct price *p, const struct usage *u, struct cost *out)
 		return false;
 	out->web = (int64_t)web;
 	return !__builtin_add_overflow(out->run_fee, out->compute, &out->total) &&
-		!__builtin_add_overflow(out->total, out->model, &out->total) && !__builtin_add_overflow(out->total, out->web, &out->total);
+	       !__builtin_add_overflow(out->total, out->model, &out->total) &&
+	       !__builtin_add_overflow(out->total, out->web, &out->total);
 }
 
 void price_clamp(struct cost *c, int64_t cap)

@@ -14,19 +14,19 @@
 
 /* One price row set, fixed for a run when it is created. All >= 0. */
 struct price {
-	int64_t run_fee;          /* micros, once, at `running` */
-	int64_t compute;          /* micros per million milliseconds */
-	int64_t input;            /* micros per million input tokens */
-	int64_t cached_input;     /* micros per million cached input tokens */
-	int64_t output;           /* micros per million output tokens */
-	int64_t model_percent;    /* hundredths of a percent added to the model part (500 = 5 %) */
-	int64_t web_request;      /* micros per million requests */
-	int64_t web_search;       /* micros per million searches */
+	int64_t run_fee;       /* micros, once, at `running` */
+	int64_t compute;       /* micros per million milliseconds */
+	int64_t input;         /* micros per million input tokens */
+	int64_t cached_input;  /* micros per million cached input tokens */
+	int64_t output;        /* micros per million output tokens */
+	int64_t model_percent; /* hundredths of a percent added to the model part (500 = 5 %) */
+	int64_t web_request;   /* micros per million requests */
+	int64_t web_search;    /* micros per million searches */
 };
 
 struct usage {
 	int64_t model_calls;
-	int64_t input_tokens;        /* includes cached */
+	int64_t input_tokens; /* includes cached */
 	int64_t cached_input_tokens;
 	int64_t output_tokens;
 	int64_t web_requests;

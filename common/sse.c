@@ -11,7 +11,7 @@
 static const uint8_t bom[3] = { 0xef, 0xbb, 0xbf };
 
 void sse_reader_init(struct sse_reader *r, size_t max, bool (*on_event)(void *, const char *, const char *, const char *, size_t),
-	void *arg)
+		void *arg)
 {
 	*r = (struct sse_reader){ .on_event = on_event, .arg = arg };
 	buf_init(&r->line, max);

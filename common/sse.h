@@ -15,7 +15,8 @@ struct sse_reader {
 };
 
 /* max bounds one line and one event's data. */
-void sse_reader_init(struct sse_reader *r, size_t max, bool (*on_event)(void *, const char *, const char *, const char *, size_t), void *arg);
+void sse_reader_init(struct sse_reader *r, size_t max, bool (*on_event)(void *, const char *, const char *, const char *, size_t),
+		void *arg);
 void sse_reader_free(struct sse_reader *r);
 /* ERR_LIMIT over the bound, ERR_CONFLICT when on_event said stop. Any cut of the stream gives the same events. */
 int sse_reader_feed(struct sse_reader *r, const void *p, size_t n, struct err *e) EPH_MUST_CHECK;

@@ -178,13 +178,13 @@ int text_micros(const char *dollars, int64_t *micros, struct err *e)
 		if (decimals >= 0)
 			decimals++;
 		good = *p >= '0' && *p <= '9' && decimals <= 6 && !__builtin_mul_overflow(v, 10, &v) &&
-			!__builtin_add_overflow(v, *p - '0', &v);
+		       !__builtin_add_overflow(v, *p - '0', &v);
 	}
 	for (int i = decimals < 0 ? 0 : decimals; good && i < 6; i++)
 		good = !__builtin_mul_overflow(v, 10, &v);
 	if (!good || v > PRICE_MICROS_MAX)
 		return err_set(e, ERR_INVALID, "must be dollars like 0.05 with at most 6 decimals, up to %" PRId64,
-			PRICE_MICROS_MAX / 1000000);
+				PRICE_MICROS_MAX / 1000000);
 	*micros = v;
 	return 0;
 }
@@ -210,7 +210,7 @@ void text_time_ms(int64_t unix_ms, char out[32])
 	}
 	t = (time_t)sec;
 	if (!gmtime_r(&t, &tm) || !text_fmt(out, 32, "%04d-%02d-%02dT%02d:%02d:%02d.%03dZ", tm.tm_year + 1900, tm.tm_mon + 1,
-			tm.tm_mday, tm.tm_hour, tm.tm_min, tm.tm_sec, (int)ms))
+						  tm.tm_mday, tm.tm_hour, tm.tm_min, tm.tm_sec, (int)ms))
 		memcpy(out, "9999-12-31T23:59:59.999Z", 25);
 }
 
@@ -248,7 +248,8 @@ bool text_parse_time_ms(const char *s, int64_t *unix_ms)
 	if (!digits(&p, 4, '-', &year) || !digits(&p, 2, '-', &month) || !digits(&p, 2, 'T', &day) || !digits(&p, 2, ':', &hour) ||
 			!digits(&p, 2, ':', &minute) || !digits(&p, 2, '\0', &second))
 		return false;
-	if (year < 1 || month < 1 || month > 12 || day < 1 || day > month_days(year, month) || hour > 23 || minute > 59 || second > 59)
+	if (year < 1 || month < 1 || month > 12 || day < 1 || day > month_days(year, month) || hour > 23 || minute > 59 ||
+			second > 59)
 		return false;
 	if (*p == '.') {
 		int d, count = 0;
@@ -263,7 +264,9 @@ bool text_parse_time_ms(const char *s, int64_t *unix_ms)
 	}
 	if (p[0] != 'Z' || p[1] != '\0')
 		return false;
-	tm = (struct tm){ .tm_year = year - 1900, .tm_mon = month - 1, .tm_mday = day, .tm_hour = hour, .tm_min = minute, .tm_sec = second };
+	tm = (struct tm){
+		.tm_year = year - 1900, .tm_mon = month - 1, .tm_mday = day, .tm_hour = hour, .tm_min = minute, .tm_sec = second
+	};
 	*unix_ms = (int64_t)timegm(&tm) * 1000 + ms;
 	return true;
 }
@@ -271,9 +274,18 @@ bool text_parse_time_ms(const char *s, int64_t *unix_ms)
 /* Code points that change what a reader sees of the others: controls, line separators, direction, invisible tags. */
 static bool unsafe_point(uint32_t c)
 {
-	static const struct { uint32_t first, last; } ranges[] = {
-		{ 0x0000, 0x001f }, { 0x007f, 0x009f }, { 0x061c, 0x061c }, { 0x200e, 0x200f }, { 0x2028, 0x202e },
-		{ 0x2066, 0x2069 }, { 0xfeff, 0xfeff }, { 0xfff9, 0xfffb }, { 0xe0000, 0xe007f },
+	static const struct {
+		uint32_t first, last;
+	} ranges[] = {
+		{ 0x0000, 0x001f },
+		{ 0x007f, 0x009f },
+		{ 0x061c, 0x061c },
+		{ 0x200e, 0x200f },
+		{ 0x2028, 0x202e },
+		{ 0x2066, 0x2069 },
+		{ 0xfeff, 0xfeff },
+		{ 0xfff9, 0xfffb },
+		{ 0xe0000, 0xe007f },
 	};
 
 	for (size_t i = 0; i < sizeof(ranges) / sizeof(ranges[0]); i++) {

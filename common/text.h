@@ -35,7 +35,7 @@ int text_micros(const char *dollars, int64_t *micros, struct err *e) EPH_MUST_CH
 /* 3530 -> "$0.00353": 2 to 6 decimals, trailing zeros cut. out must hold 32. */
 void text_dollars(int64_t micros, char out[32]);
 
-void text_hex(const uint8_t *p, size_t n, char *out); /* out: 2n + 1 */
+void text_hex(const uint8_t *p, size_t n, char *out);                  /* out: 2n + 1 */
 bool text_unhex(const char *s, uint8_t *out, size_t n) EPH_MUST_CHECK; /* exactly 2n lower-case digits, then the end */
 /* base64url without padding; out must hold 4*((n+2)/3)+1. */
 void text_b64url(const uint8_t *p, size_t n, char *out);

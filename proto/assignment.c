@@ -9,7 +9,8 @@
 
 static void price_encode(const struct price *p, struct buf *out)
 {
-	const int64_t v[] = { p->run_fee, p->compute, p->input, p->cached_input, p->output, p->model_percent, p->web_request, p->web_search };
+	const int64_t v[] = { p->run_fee, p->compute, p->input, p->cached_input, p->output, p->model_percent, p->web_request,
+		p->web_search };
 
 	for (size_t i = 0; i < sizeof(v) / sizeof(v[0]); i++)
 		wire_put_i64(out, v[i]);
@@ -26,8 +27,8 @@ static int64_t money_decode(struct wire_reader *r)
 
 static void price_decode(struct wire_reader *r, struct price *p)
 {
-	int64_t *const v[] = { &p->run_fee, &p->compute, &p->input, &p->cached_input, &p->output, &p->model_percent, &p->web_request,
-			       &p->web_search };
+	int64_t *const v[] = { &p->run_fee, &p->compute, &p->input, &p->cached_input, &p->output, &p->model_percent,
+		&p->web_request, &p->web_search };
 
 	for (size_t i = 0; i < sizeof(v) / sizeof(v[0]); i++)
 		*v[i] = money_decode(r);
@@ -144,7 +145,8 @@ int assignment_decode(const void *p, size_t n, struct assignment *out, struct er
 	files_decode(&r, out);
 	if (!r.failed && !id_valid("run", out->run_id))
 		wire_fail(&r, "run id");
-	if (!r.failed && (out->next_seq == 0 || out->attempt == 0 || out->timeout_s == 0 || out->memory_mib == 0 || out->vcpus == 0))
+	if (!r.failed &&
+			(out->next_seq == 0 || out->attempt == 0 || out->timeout_s == 0 || out->memory_mib == 0 || out->vcpus == 0))
 		wire_fail(&r, "zero where a number is needed");
 	if (wire_end(&r, "assignment", e)) {
 		assignment_free(out);
@@ -176,8 +178,8 @@ int run_secrets_decode(const void *p, size_t n, struct run_secrets *out, struct 
 
 static void usage_encode(const struct usage *u, struct buf *out)
 {
-	const int64_t v[] = { u->model_calls, u->input_tokens, u->cached_input_tokens, u->output_tokens,
-			      u->web_requests, u->web_searches, u->compute_ms, u->unmetered_model_micros };
+	const int64_t v[] = { u->model_calls, u->input_tokens, u->cached_input_tokens, u->output_tokens, u->web_requests,
+		u->web_searches, u->compute_ms, u->unmetered_model_micros };
 
 	for (size_t i = 0; i < sizeof(v) / sizeof(v[0]); i++)
 		wire_put_i64(out, v[i]);
@@ -185,8 +187,8 @@ static void usage_encode(const struct usage *u, struct buf *out)
 
 static void usage_decode(struct wire_reader *r, struct usage *u)
 {
-	int64_t *const v[] = { &u->model_calls, &u->input_tokens, &u->cached_input_tokens, &u->output_tokens,
-			       &u->web_requests, &u->web_searches, &u->compute_ms, &u->unmetered_model_micros };
+	int64_t *const v[] = { &u->model_calls, &u->input_tokens, &u->cached_input_tokens, &u->output_tokens, &u->web_requests,
+		&u->web_searches, &u->compute_ms, &u->unmetered_model_micros };
 
 	for (size_t i = 0; i < sizeof(v) / sizeof(v[0]); i++)
 		*v[i] = money_decode(r);

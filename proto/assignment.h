@@ -23,16 +23,16 @@
 enum limit_param { LIMIT_MAX_COMPLETION_TOKENS = 1, LIMIT_MAX_TOKENS };
 
 struct model_spec {
-	char id[129];               /* "provider/model" as clients know it */
-	char upstream[129];         /* model name in the provider's request */
-	char base_url[513];         /* ends in /v1; /chat/completions is appended */
-	bool any_address;           /* the operator listed this provider: private and loopback addresses may be dialled */
+	char id[129];       /* "provider/model" as clients know it */
+	char upstream[129]; /* model name in the provider's request */
+	char base_url[513]; /* ends in /v1; /chat/completions is appended */
+	bool any_address;   /* the operator listed this provider: private and loopback addresses may be dialled */
 	enum limit_param limit_param;
-	int64_t max_output_tokens;  /* of one call */
-	int64_t min_output_tokens;  /* a call that cannot have this many is not made: budget_exceeded */
+	int64_t max_output_tokens;     /* of one call */
+	int64_t min_output_tokens;     /* a call that cannot have this many is not made: budget_exceeded */
 	int64_t tokens_per_byte_milli; /* bound on input tokens: bytes * this / 1000 + overhead; default 1000 */
 	int64_t overhead_tokens;
-	int64_t call_timeout_ms;    /* default 60000 */
+	int64_t call_timeout_ms; /* default 60000 */
 };
 
 struct assign_file {
@@ -44,13 +44,13 @@ struct assign_file {
 struct assignment {
 	char run_id[ID_MAX];
 	uint8_t token[TOKEN_LEN];
-	uint32_t attempt;            /* 1.. */
-	int64_t queued_at_ms;        /* Unix ms, Postgres' clock */
-	int64_t age_ms;              /* of the run when this was made, Postgres' clock */
-	uint64_t next_seq;           /* first seq that the node may write */
+	uint32_t attempt;     /* 1.. */
+	int64_t queued_at_ms; /* Unix ms, Postgres' clock */
+	int64_t age_ms;       /* of the run when this was made, Postgres' clock */
+	uint64_t next_seq;    /* first seq that the node may write */
 	uint8_t prev_hash[EVENT_HASH_LEN];
 	uint8_t request_hash[SHA256_LEN]; /* of the canonical request */
-	uint32_t timeout_s;          /* counted by the broker from worker.started */
+	uint32_t timeout_s;               /* counted by the broker from worker.started */
 	uint32_t max_model_calls;
 	uint32_t memory_mib;
 	uint32_t vcpus;
@@ -59,9 +59,9 @@ struct assignment {
 	int64_t cap_micros;
 	struct price price;
 	struct model_spec model;
-	char *prompt;                /* <= GUEST_PROMPT_MAX */
+	char *prompt; /* <= GUEST_PROMPT_MAX */
 	struct assign_file *files;
-	uint32_t file_count;         /* <= GUEST_FILES_MAX */
+	uint32_t file_count; /* <= GUEST_FILES_MAX */
 };
 
 void assignment_encode(const struct assignment *a, struct buf *out);
@@ -76,24 +76,24 @@ int run_secrets_decode(const void *p, size_t n, struct run_secrets *out, struct 
 
 /* The end of a run as its host reports it. */
 struct run_end {
-	uint32_t code;               /* enum errcode; ERRCODE_NONE = succeeded */
-	char detail[1025];           /* clean UTF-8; "" = the code's title */
+	uint32_t code;     /* enum errcode; ERRCODE_NONE = succeeded */
+	char detail[1025]; /* clean UTF-8; "" = the code's title */
 	struct usage usage;
-	struct cost cost;            /* clamped to the cap */
-	uint64_t last_seq;           /* microvm.destroyed */
+	struct cost cost;  /* clamped to the cap */
+	uint64_t last_seq; /* microvm.destroyed */
 	uint8_t last_hash[EVENT_HASH_LEN];
 	int64_t worker_started_t_ms; /* -1 never */
 	uint8_t image_hash[SHA256_LEN];
-	char isolation[16];          /* "kvm" | "emulated" */
+	char isolation[16];            /* "kvm" | "emulated" */
 	uint8_t receipt_signature[64]; /* Ed25519 by the node's receipt key over receipt_digest; zero when there is none */
-	uint8_t *output;             /* owned; clean UTF-8 not assumed */
-	uint32_t output_len;         /* <= GUEST_RESULT_MAX */
+	uint8_t *output;               /* owned; clean UTF-8 not assumed */
+	uint32_t output_len;           /* <= GUEST_RESULT_MAX */
 };
 void run_end_encode(const struct run_end *r, struct buf *out);
 int run_end_decode(const void *p, size_t n, struct run_end *out, struct err *e) EPH_MUST_CHECK;
 void run_end_free(struct run_end *r);
 /* SHA-256 over "ephemeral/receipt/1", run id, attempt, request hash, image hash, isolation, last_seq, last_hash and usage. */
 void receipt_digest(const char *run_id, uint32_t attempt, const uint8_t request_hash[SHA256_LEN], const struct run_end *r,
-		    uint8_t out[SHA256_LEN]);
+		uint8_t out[SHA256_LEN]);
 
 #endif

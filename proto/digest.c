@@ -18,7 +18,7 @@ void event_hash(const uint8_t prev[EVENT_HASH_LEN], const void *bytes, size_t n,
 }
 
 void receipt_digest(const char *run_id, uint32_t attempt, const uint8_t request_hash[SHA256_LEN], const struct run_end *r,
-		    uint8_t out[SHA256_LEN])
+		uint8_t out[SHA256_LEN])
 {
 	struct buf b = BUF_INIT(1024);
 	const struct usage *u = &r->usage;

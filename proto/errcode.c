@@ -11,7 +11,7 @@ struct errcode_row {
 };
 
 static const struct errcode_row rows[ERRCODE_COUNT] = {
-#define X(name, text_, outcome_, title_, remedy_) \
+#define X(name, text_, outcome_, title_, remedy_)                                                                                  \
 	[ERRCODE_##name] = { .text = (text_), .outcome = (outcome_), .title = (title_), .remedy = (remedy_) },
 	ERRCODE_TABLE(X)
 #undef X
@@ -51,8 +51,11 @@ enum errcode errcode_parse(const char *text)
 }
 
 static const char *const outcome_names[] = {
-	[OUTCOME_SUCCEEDED] = "succeeded", [OUTCOME_FAILED] = "failed",           [OUTCOME_CANCELLED] = "cancelled",
-	[OUTCOME_TIMED_OUT] = "timed_out", [OUTCOME_INTERRUPTED] = "interrupted",
+	[OUTCOME_SUCCEEDED] = "succeeded",
+	[OUTCOME_FAILED] = "failed",
+	[OUTCOME_CANCELLED] = "cancelled",
+	[OUTCOME_TIMED_OUT] = "timed_out",
+	[OUTCOME_INTERRUPTED] = "interrupted",
 };
 
 const char *outcome_text(enum run_outcome o)

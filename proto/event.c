@@ -36,12 +36,9 @@ bool event_type_allows(enum event_type t, enum event_source s)
 const char *event_source_text(enum event_source s)
 {
 	switch (s) {
-	case EVENT_CONTROL:
-		return "control";
-	case EVENT_HOST:
-		return "host";
-	case EVENT_GUEST:
-		return "guest";
+	case EVENT_CONTROL: return "control";
+	case EVENT_HOST: return "host";
+	case EVENT_GUEST: return "guest";
 	}
 	return "unknown";
 }
@@ -61,10 +58,12 @@ bool event_make(struct buf *out, const struct event_head *head, const void *data
 	size_t before = out->len;
 
 	text_time_ms(head->queued_at_ms + head->t_ms, at);
-	if (!buf_printf(out, "{\"run_id\":\"%s\",\"seq\":%llu,\"at\":\"%s\",\"t\":%lld.%03d,\"source\":\"%s\",\"type\":\"%s\",\"data\":",
-			head->run_id, (unsigned long long)head->seq, at, (long long)(head->t_ms / 1000), (int)(head->t_ms % 1000),
-			event_source_text(head->source), event_type_text(head->type)) ||
-	    !buf_add(out, data, data_len) || !buf_add_char(out, '}'))
+	if (!buf_printf(out,
+			    "{\"run_id\":\"%s\",\"seq\":%llu,\"at\":\"%s\",\"t\":%lld.%03d,\"source\":\"%s\",\"type\":\"%s\","
+			    "\"data\":",
+			    head->run_id, (unsigned long long)head->seq, at, (long long)(head->t_ms / 1000),
+			    (int)(head->t_ms % 1000), event_source_text(head->source), event_type_text(head->type)) ||
+			!buf_add(out, data, data_len) || !buf_add_char(out, '}'))
 		return false;
 	if (out->len - before > EVENT_BYTES_MAX) {
 		out->len = before;
@@ -93,7 +92,8 @@ static int64_t t_parse(const char *s)
 static const char *const key_order[] = { "run_id", "seq", "at", "t", "source", "type", "data" };
 #define KEY_COUNT (sizeof(key_order) / sizeof(key_order[0]))
 
-static int check_members(const struct json *v, const char *run_id, uint64_t seq, enum event_type *type, int64_t *t_ms, struct err *e)
+static int check_members(
+		const struct json *v, const char *run_id, uint64_t seq, enum event_type *type, int64_t *t_ms, struct err *e)
 {
 	const char *s;
 

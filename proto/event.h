@@ -19,45 +19,47 @@
 #include <stdint.h>
 
 #define EVENT_HASH_LEN 32
-#define EVENT_BYTES_MAX (100 * 1024)         /* one event: EVENT_TEXT_MAX, every byte escaped as \u00NN, and its envelope */
-#define EVENT_RUN_COUNT_MAX 20000            /* events of a run; control's own always pass */
+#define EVENT_BYTES_MAX (100 * 1024) /* one event: EVENT_TEXT_MAX, every byte escaped as \u00NN, and its envelope */
+#define EVENT_RUN_COUNT_MAX 20000    /* events of a run; control's own always pass */
 #define EVENT_RUN_BYTES_MAX (16 * 1024 * 1024)
 #define EVENT_RATE_PER_SECOND 200
-#define EVENT_TEXT_MAX (16 * 1024)           /* text of one shell.output */
+#define EVENT_TEXT_MAX (16 * 1024) /* text of one shell.output */
 
 enum event_source { EVENT_CONTROL = 1, EVENT_HOST = 2, EVENT_GUEST = 4 };
 
 /* name, text, sources that may write it, data (documentation; `?` = may be absent) */
-#define EVENT_TABLE(X)                                                                                                                \
-	X(RUN_QUEUED, "run.queued", EVENT_CONTROL, "reserved_micros, model, isolation?")                                             \
-	X(RUN_CLAIMED, "run.claimed", EVENT_CONTROL, "node, attempt")                                                                \
-	X(RUN_REQUEUED, "run.requeued", EVENT_CONTROL, "node, attempt, reason")                                                      \
-	X(RUN_CANCEL_REQUESTED, "run.cancel_requested", EVENT_CONTROL, "")                                                           \
-	X(MICROVM_READY, "microvm.ready", EVENT_HOST, "boot_ms, vmm, isolation, kernel, jail")                                       \
-	X(WORKER_STARTED, "worker.started", EVENT_HOST, "shell, web, connections, start_mode, image, workdir, boot_id")              \
-	X(MODEL_CALL, "model.call", EVENT_HOST, "call, attempts, model, input_tokens, cached_input_tokens, output_tokens, cost_micros, finish, duration_ms, note?") \
-	X(SHELL_STARTED, "shell.started", EVENT_GUEST, "call_id, command")                                                           \
-	X(SHELL_OUTPUT, "shell.output", EVENT_GUEST, "call_id, stream, text | base64")                                               \
-	X(SHELL_EXITED, "shell.exited", EVENT_GUEST, "call_id, exit_code | signal, duration_ms, cut_bytes, timed_out?")              \
-	X(TOOL_CALLED, "tool.called", EVENT_GUEST, "call_id, tool, path?, bytes?, error?")                                           \
-	X(WORKER_NOTE, "worker.note", EVENT_GUEST, "text")                                                                           \
-	X(CONNECTION_CALL, "connection.call", EVENT_HOST, "call_id, connection, method, path, status, bytes, duration_ms")           \
-	X(WEB_REQUEST, "web.request", EVENT_HOST, "call_id, method, host, status, bytes, duration_ms")                               \
-	X(DENIED, "denied", EVENT_HOST, "rule, what")                                                                                \
-	X(EVENTS_TRUNCATED, "events.truncated", EVENT_HOST, "dropped_events, dropped_bytes")                                         \
-	X(MICROVM_DESTROYED, "microvm.destroyed", EVENT_HOST, "reason, lifetime_ms, gone_ms")                                        \
-	X(RUN_SUCCEEDED, "run.succeeded", EVENT_CONTROL, "usage")                                                                    \
-	X(RUN_FAILED, "run.failed", EVENT_CONTROL, "error, usage")                                                                   \
-	X(RUN_CANCELLED, "run.cancelled", EVENT_CONTROL, "error, usage")                                                             \
-	X(RUN_TIMED_OUT, "run.timed_out", EVENT_CONTROL, "error, usage")                                                             \
-	X(RUN_INTERRUPTED, "run.interrupted", EVENT_CONTROL, "error, usage")                                                         \
+#define EVENT_TABLE(X)                                                                                                             \
+	X(RUN_QUEUED, "run.queued", EVENT_CONTROL, "reserved_micros, model, isolation?")                                           \
+	X(RUN_CLAIMED, "run.claimed", EVENT_CONTROL, "node, attempt")                                                              \
+	X(RUN_REQUEUED, "run.requeued", EVENT_CONTROL, "node, attempt, reason")                                                    \
+	X(RUN_CANCEL_REQUESTED, "run.cancel_requested", EVENT_CONTROL, "")                                                         \
+	X(MICROVM_READY, "microvm.ready", EVENT_HOST, "boot_ms, vmm, isolation, kernel, jail")                                     \
+	X(WORKER_STARTED, "worker.started", EVENT_HOST, "shell, web, connections, start_mode, image, workdir, boot_id")            \
+	X(MODEL_CALL, "model.call", EVENT_HOST,                                                                                    \
+			"call, attempts, model, input_tokens, cached_input_tokens, output_tokens, cost_micros, finish, "           \
+			"duration_ms, note?")                                                                                      \
+	X(SHELL_STARTED, "shell.started", EVENT_GUEST, "call_id, command")                                                         \
+	X(SHELL_OUTPUT, "shell.output", EVENT_GUEST, "call_id, stream, text | base64")                                             \
+	X(SHELL_EXITED, "shell.exited", EVENT_GUEST, "call_id, exit_code | signal, duration_ms, cut_bytes, timed_out?")            \
+	X(TOOL_CALLED, "tool.called", EVENT_GUEST, "call_id, tool, path?, bytes?, error?")                                         \
+	X(WORKER_NOTE, "worker.note", EVENT_GUEST, "text")                                                                         \
+	X(CONNECTION_CALL, "connection.call", EVENT_HOST, "call_id, connection, method, path, status, bytes, duration_ms")         \
+	X(WEB_REQUEST, "web.request", EVENT_HOST, "call_id, method, host, status, bytes, duration_ms")                             \
+	X(DENIED, "denied", EVENT_HOST, "rule, what")                                                                              \
+	X(EVENTS_TRUNCATED, "events.truncated", EVENT_HOST, "dropped_events, dropped_bytes")                                       \
+	X(MICROVM_DESTROYED, "microvm.destroyed", EVENT_HOST, "reason, lifetime_ms, gone_ms")                                      \
+	X(RUN_SUCCEEDED, "run.succeeded", EVENT_CONTROL, "usage")                                                                  \
+	X(RUN_FAILED, "run.failed", EVENT_CONTROL, "error, usage")                                                                 \
+	X(RUN_CANCELLED, "run.cancelled", EVENT_CONTROL, "error, usage")                                                           \
+	X(RUN_TIMED_OUT, "run.timed_out", EVENT_CONTROL, "error, usage")                                                           \
+	X(RUN_INTERRUPTED, "run.interrupted", EVENT_CONTROL, "error, usage")                                                       \
 	X(RUN_SETTLED, "run.settled", EVENT_CONTROL, "charged_micros, released_micros, parts")
 
 enum event_type {
 #define X(name, text, sources, data) EV_##name,
 	EVENT_TABLE(X)
 #undef X
-	EV_COUNT
+			EV_COUNT
 };
 
 const char *event_type_text(enum event_type t);
@@ -81,6 +83,7 @@ void event_hash(const uint8_t prev[EVENT_HASH_LEN], const void *bytes, size_t n,
 
 /* What controld checks of an event from a node (hostile): whole JSON, key order, run_id, seq, source not control, type allowed
  * for it. Fills type and t_ms. */
-int event_check(const void *bytes, size_t n, const char *run_id, uint64_t seq, enum event_type *type, int64_t *t_ms, struct err *e) EPH_MUST_CHECK;
+int event_check(const void *bytes, size_t n, const char *run_id, uint64_t seq, enum event_type *type, int64_t *t_ms,
+		struct err *e) EPH_MUST_CHECK;
 
 #endif

@@ -26,8 +26,8 @@
 
 #define GUEST_PROTOCOL 1
 #define GUEST_PORT_NAME "ephemeral.0"
-#define GUEST_FRAME_MAX 65536          /* value of the length field */
-#define GUEST_FRAME_HEAD 9             /* length + type + stream */
+#define GUEST_FRAME_MAX 65536 /* value of the length field */
+#define GUEST_FRAME_HEAD 9    /* length + type + stream */
 #define GUEST_BODY_MAX (GUEST_FRAME_MAX - 5)
 #define GUEST_CREDIT (256 * 1024)
 #define GUEST_RESULT_MAX (1024 * 1024) /* output; one byte more is sent so that the host can say output_too_large */
@@ -41,11 +41,24 @@
 
 enum guest_frame {
 	/* host to guest */
-	GF_PROBE = 1, GF_SETUP, GF_SETUP_FILE, GF_SETUP_END, GF_REPLY_DATA, GF_REPLY_END, GF_STOP,
+	GF_PROBE = 1,
+	GF_SETUP,
+	GF_SETUP_FILE,
+	GF_SETUP_END,
+	GF_REPLY_DATA,
+	GF_REPLY_END,
+	GF_STOP,
 	/* both */
 	GF_CREDIT = 32,
 	/* guest to host */
-	GF_HELLO = 64, GF_SETUP_ACK, GF_CALL_DATA, GF_CALL_END, GF_EVENT, GF_RESULT_DATA, GF_RESULT_END, GF_FATAL,
+	GF_HELLO = 64,
+	GF_SETUP_ACK,
+	GF_CALL_DATA,
+	GF_CALL_END,
+	GF_EVENT,
+	GF_RESULT_DATA,
+	GF_RESULT_END,
+	GF_FATAL,
 };
 
 /* Appends one whole frame. */
@@ -64,8 +77,8 @@ int guest_frame_next(const void *p, size_t n, struct guest_frame_view *out, stru
 struct guest_hello {
 	uint8_t nonce[GUEST_NONCE_LEN];
 	uint32_t protocol;
-	char kernel[128];   /* uname -r */
-	char agent[64];     /* version */
+	char kernel[128]; /* uname -r */
+	char agent[64];   /* version */
 	uint32_t memory_mib;
 };
 void guest_hello_encode(const struct guest_hello *h, struct buf *out);
@@ -73,13 +86,16 @@ int guest_hello_decode(const void *p, size_t n, struct guest_hello *out, struct 
 
 /* SETUP: everything but file contents. */
 struct guest_setup {
-	int64_t real_ns;                      /* wall clock to set */
+	int64_t real_ns; /* wall clock to set */
 	uint8_t entropy[GUEST_ENTROPY_LEN];
 	bool shell;
 	uint32_t max_model_calls;
-	uint32_t tool_timeout_ms;             /* the longest a tool call may take */
+	uint32_t tool_timeout_ms; /* the longest a tool call may take */
 	char *prompt;
-	struct guest_file { char path[GUEST_PATH_MAX + 1]; uint64_t size; } *files; /* relative, no `..`, checked by both sides */
+	struct guest_file {
+		char path[GUEST_PATH_MAX + 1];
+		uint64_t size;
+	} * files; /* relative, no `..`, checked by both sides */
 	uint32_t file_count;
 };
 void guest_setup_encode(const struct guest_setup *s, struct buf *out);
@@ -95,7 +111,7 @@ bool guest_path_ok(const char *path);
 struct guest_setup_ack {
 	bool reseeded, clock_set; /* both must be true, else the run ends */
 	char workdir[128];
-	char boot_id[64];         /* made after the reseed; what users see as this machine's boot id */
+	char boot_id[64]; /* made after the reseed; what users see as this machine's boot id */
 };
 void guest_setup_ack_encode(const struct guest_setup_ack *a, struct buf *out);
 int guest_setup_ack_decode(const void *p, size_t n, struct guest_setup_ack *out, struct err *e) EPH_MUST_CHECK;
@@ -109,11 +125,11 @@ struct guest_event {
 	 * NOTE: text. */
 	const uint8_t *text; /* view into the decoded message, or the caller's when encoding; <= EVENT_TEXT_MAX */
 	size_t text_len;
-	uint8_t stream;      /* 1 stdout, 2 stderr */
+	uint8_t stream; /* 1 stdout, 2 stderr */
 	char name[65];
 	char path[GUEST_PATH_MAX + 1];
-	int64_t bytes;       /* TOOL_CALLED: bytes read or written, -1 unknown */
-	bool has_signal;     /* SHELL_EXITED: code is a signal number */
+	int64_t bytes;   /* TOOL_CALLED: bytes read or written, -1 unknown */
+	bool has_signal; /* SHELL_EXITED: code is a signal number */
 	bool timed_out;
 	int32_t code;
 	uint32_t duration_ms;

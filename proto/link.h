@@ -2,11 +2,11 @@
  * Node link: what a node (link role) and a controld say to each other over nng REQ/REP, tls+tcp. The node asks, controld answers.
  *
  * Request:  u8 version (1), u8 type, u64 request_id, str node_id, u32 context, u64 counter, bytes body, 64 bytes signature.
- *   signature = Ed25519(node key, "ephemeral/link/1" || challenge[32] || node_id || context u32 || counter u64 || type u8 || SHA-256(body))
- *   The challenge is the pipe's own (LINK_CHALLENGE gives it); counter grows per context on a pipe. CHALLENGE and ENROL are not signed
- *   this way (signature zero); ENROL proves its key inside.
- * Reply:    u8 version, u8 type, u64 request_id, u8 result (enum link_result), body. Result other than LINK_OK: body = str text.
- * Whole message <= LINK_MESSAGE_MAX. All at least once and idempotent.
+ *   signature = Ed25519(node key, "ephemeral/link/1" || challenge[32] || node_id || context u32 || counter u64 || type u8 ||
+ * SHA-256(body)) The challenge is the pipe's own (LINK_CHALLENGE gives it); counter grows per context on a pipe. CHALLENGE and
+ * ENROL are not signed this way (signature zero); ENROL proves its key inside. Reply:    u8 version, u8 type, u64 request_id, u8
+ * result (enum link_result), body. Result other than LINK_OK: body = str text. Whole message <= LINK_MESSAGE_MAX. All at least once
+ * and idempotent.
  */
 #ifndef PROTO_LINK_H
 #define PROTO_LINK_H
@@ -15,24 +15,30 @@
 
 #define LINK_VERSION 1
 #define LINK_MESSAGE_MAX (2 * 1024 * 1024)
-#define LINK_EVENTS_MAX 256               /* records in one EVENTS request */
+#define LINK_EVENTS_MAX 256 /* records in one EVENTS request */
 #define LINK_EVENTS_BYTES_MAX (512 * 1024)
 #define LINK_BLOB_MAX (256 * 1024)
-#define LINK_RUNS_MAX 1024                /* tokens held in one NEXT */
-#define LINK_ASSIGN_MAX 16                /* assignments in one answer */
+#define LINK_RUNS_MAX 1024 /* tokens held in one NEXT */
+#define LINK_ASSIGN_MAX 16 /* assignments in one answer */
 #define LINK_COMMANDS_MAX 256
 #define LINK_POLL_MS 10000
 
 enum link_type { LINK_CHALLENGE = 1, LINK_ENROL, LINK_NEXT, LINK_START, LINK_EVENTS, LINK_FINISH, LINK_REFUSE, LINK_BLOB };
 enum link_result {
 	LINK_OK = 0,
-	LINK_BAD,            /* malformed; never send it again */
-	LINK_UNAUTHENTIC,    /* signature, challenge or counter: ask for a new challenge */
-	LINK_REVOKED,        /* the node was revoked or removed: kill everything */
-	LINK_BUSY,           /* try again later */
+	LINK_BAD,         /* malformed; never send it again */
+	LINK_UNAUTHENTIC, /* signature, challenge or counter: ask for a new challenge */
+	LINK_REVOKED,     /* the node was revoked or removed: kill everything */
+	LINK_BUSY,        /* try again later */
 };
 /* Fencing answer to every write for a run. */
-enum fence { FENCE_APPLIED = 1, FENCE_DUPLICATE, FENCE_STALE, FENCE_UNKNOWN, FENCE_GAP /* EVENTS: expected_seq says what is wanted */ };
+enum fence {
+	FENCE_APPLIED = 1,
+	FENCE_DUPLICATE,
+	FENCE_STALE,
+	FENCE_UNKNOWN,
+	FENCE_GAP /* EVENTS: expected_seq says what is wanted */
+};
 
 struct link_request {
 	uint8_t type;
@@ -58,19 +64,26 @@ struct link_reply {
 void link_reply_encode(const struct link_reply *r, struct buf *out);
 int link_reply_decode(const void *p, size_t n, struct link_reply *out, struct err *e) EPH_MUST_CHECK;
 
-struct link_challenge_reply { uint8_t challenge[32]; int64_t server_time_ms; };
+struct link_challenge_reply {
+	uint8_t challenge[32];
+	int64_t server_time_ms;
+};
 
 /* ENROL: the secret of a join token, once; answer gives the node its id. */
 struct link_enrol {
-	char secret[64];           /* ephnt_... */
-	char name[65];             /* host name, for people */
+	char secret[64];                                     /* ephnt_... */
+	char name[65];                                       /* host name, for people */
 	uint8_t sign_key[32], seal_key[32], receipt_key[32]; /* Ed25519, X25519, Ed25519 */
 	uint8_t seal_sig[64], receipt_sig[64]; /* by sign_key over "ephemeral/seal-key/1"||key and "ephemeral/receipt-key/1"||key */
-	uint8_t proof[64];         /* by sign_key over "ephemeral/enrol/1"||challenge||secret */
-	char isolation[16];        /* "kvm" | "emulated" */
-	char labels[513];          /* "a=b,c=d" */
+	uint8_t proof[64];                     /* by sign_key over "ephemeral/enrol/1"||challenge||secret */
+	char isolation[16];                    /* "kvm" | "emulated" */
+	char labels[513];                      /* "a=b,c=d" */
 };
-struct link_enrol_reply { char node_id[ID_MAX]; uint8_t certificate[64]; /* root key over "ephemeral/node/1"||node_id||sign_key */ uint8_t root_key[32]; };
+struct link_enrol_reply {
+	char node_id[ID_MAX];
+	uint8_t certificate[64]; /* root key over "ephemeral/node/1"||node_id||sign_key */
+	uint8_t root_key[32];
+};
 
 struct link_held {
 	char run_id[ID_MAX];
@@ -78,29 +91,55 @@ struct link_held {
 	int64_t spent_micros, held_micros; /* cumulative meter */
 };
 struct link_next {
-	uint64_t epoch;             /* of this node process; grows with each start */
+	uint64_t epoch;                                   /* of this node process; grows with each start */
 	uint32_t free_memory_mib, free_vcpus, free_slots; /* what may still be admitted */
 	uint32_t total_memory_mib, total_vcpus, total_slots;
 	char isolation[16];
 	bool draining;
-	uint64_t last_command;      /* highest command id finished with */
-	uint32_t wait_ms;           /* longest to park, <= LINK_POLL_MS */
+	uint64_t last_command; /* highest command id finished with */
+	uint32_t wait_ms;      /* longest to park, <= LINK_POLL_MS */
 	struct link_held *held;
 	uint32_t held_count;
 };
-struct link_assign { uint8_t *assignment; uint32_t assignment_len; uint8_t *sealed; uint32_t sealed_len; };
-enum link_command_kind { LINK_CMD_CANCEL = 1, LINK_CMD_KILL /* token unknown or stale here: destroy, report nothing */, LINK_CMD_DRAIN, LINK_CMD_UNDRAIN };
-struct link_command { uint64_t id; uint8_t kind; char run_id[ID_MAX]; uint8_t token[TOKEN_LEN]; };
+struct link_assign {
+	uint8_t *assignment;
+	uint32_t assignment_len;
+	uint8_t *sealed;
+	uint32_t sealed_len;
+};
+enum link_command_kind {
+	LINK_CMD_CANCEL = 1,
+	LINK_CMD_KILL /* token unknown or stale here: destroy, report nothing */,
+	LINK_CMD_DRAIN,
+	LINK_CMD_UNDRAIN
+};
+struct link_command {
+	uint64_t id;
+	uint8_t kind;
+	char run_id[ID_MAX];
+	uint8_t token[TOKEN_LEN];
+};
 struct link_next_reply {
-	uint32_t lease_ms;          /* 0 = not renewed */
-	struct link_assign *assigns; uint32_t assign_count;
-	struct link_command *commands; uint32_t command_count;
+	uint32_t lease_ms; /* 0 = not renewed */
+	struct link_assign *assigns;
+	uint32_t assign_count;
+	struct link_command *commands;
+	uint32_t command_count;
 };
 
-struct link_start { char run_id[ID_MAX]; uint8_t token[TOKEN_LEN]; };
-struct link_start_reply { uint8_t fence; };
+struct link_start {
+	char run_id[ID_MAX];
+	uint8_t token[TOKEN_LEN];
+};
+struct link_start_reply {
+	uint8_t fence;
+};
 
-struct link_record { uint16_t type; const uint8_t *bytes; uint32_t len; }; /* type = enum event_type */
+struct link_record {
+	uint16_t type;
+	const uint8_t *bytes;
+	uint32_t len;
+}; /* type = enum event_type */
 struct link_events {
 	char run_id[ID_MAX];
 	uint8_t token[TOKEN_LEN];
@@ -109,20 +148,47 @@ struct link_events {
 	struct link_record *records; /* owned array, views into the message */
 	uint32_t record_count;
 };
-struct link_events_reply { uint8_t fence; uint64_t expected_seq; /* next seq wanted */ };
+struct link_events_reply {
+	uint8_t fence;
+	uint64_t expected_seq; /* next seq wanted */
+};
 
-struct link_finish { char run_id[ID_MAX]; uint8_t token[TOKEN_LEN]; struct run_end end; };
-struct link_finish_reply { uint8_t fence; uint64_t expected_seq; /* FENCE_GAP: events missing before last_seq */ };
+struct link_finish {
+	char run_id[ID_MAX];
+	uint8_t token[TOKEN_LEN];
+	struct run_end end;
+};
+struct link_finish_reply {
+	uint8_t fence;
+	uint64_t expected_seq; /* FENCE_GAP: events missing before last_seq */
+};
 
 /* The run did not start here. failed = it counts as an attempt (the VM did not come up); else a refusal (no room, draining). */
-struct link_refuse { char run_id[ID_MAX]; uint8_t token[TOKEN_LEN]; bool failed; uint32_t code; char reason[513]; };
-struct link_refuse_reply { uint8_t fence; };
+struct link_refuse {
+	char run_id[ID_MAX];
+	uint8_t token[TOKEN_LEN];
+	bool failed;
+	uint32_t code;
+	char reason[513];
+};
+struct link_refuse_reply {
+	uint8_t fence;
+};
 
-struct link_blob { char run_id[ID_MAX]; uint8_t token[TOKEN_LEN]; uint8_t sha256[SHA256_LEN]; uint64_t offset; };
-struct link_blob_reply { uint64_t total; const uint8_t *bytes; uint32_t len; }; /* view */
+struct link_blob {
+	char run_id[ID_MAX];
+	uint8_t token[TOKEN_LEN];
+	uint8_t sha256[SHA256_LEN];
+	uint64_t offset;
+};
+struct link_blob_reply {
+	uint64_t total;
+	const uint8_t *bytes;
+	uint32_t len;
+}; /* view */
 
-#define LINK_CODEC(name)                                                                                                    \
-	void link_##name##_encode(const struct link_##name *m, struct buf *out);                                           \
+#define LINK_CODEC(name)                                                                                                           \
+	void link_##name##_encode(const struct link_##name *m, struct buf *out);                                                   \
 	int link_##name##_decode(const void *p, size_t n, struct link_##name *out, struct err *e) EPH_MUST_CHECK;
 LINK_CODEC(challenge_reply)
 LINK_CODEC(enrol)

@@ -6,7 +6,10 @@
 #include <stdlib.h>
 
 static const char *const finish_names[] = {
-	[FINISH_STOP] = "stop", [FINISH_TOOL_CALLS] = "tool_calls", [FINISH_LENGTH] = "length", [FINISH_FILTER] = "content_filter",
+	[FINISH_STOP] = "stop",
+	[FINISH_TOOL_CALLS] = "tool_calls",
+	[FINISH_LENGTH] = "length",
+	[FINISH_FILTER] = "content_filter",
 	[FINISH_OTHER] = "other",
 };
 

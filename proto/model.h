@@ -12,9 +12,11 @@
 
 #define MODEL_CALL_BYTES_MAX (4 * 1024 * 1024) /* one encoded call, or one reply */
 #define MODEL_MESSAGES_MAX 4096
-#define MODEL_TOOL_CALLS_MAX 64                /* in one reply */
-#define MODEL_STR_MAX (2 * 1024 * 1024)        /* one content or one arguments string: over GUEST_RESULT_MAX, so that an output that is too large is seen as one */
-#define MODEL_ID_MAX 128                       /* a tool call's id or name */
+#define MODEL_TOOL_CALLS_MAX 64 /* in one reply */
+#define MODEL_STR_MAX                                                                                                              \
+	(2 * 1024 * 1024) /* one content or one arguments string: over GUEST_RESULT_MAX, so that an output that is too large is    \
+			     seen as one */
+#define MODEL_ID_MAX 128  /* a tool call's id or name */
 
 enum model_role { ROLE_SYSTEM = 1, ROLE_USER, ROLE_ASSISTANT, ROLE_TOOL };
 enum model_finish { FINISH_STOP = 1, FINISH_TOOL_CALLS, FINISH_LENGTH, FINISH_FILTER, FINISH_OTHER };
@@ -28,16 +30,16 @@ struct model_tool_call {
 
 struct model_message {
 	enum model_role role;
-	char *content;      /* "" when none */
-	char *tool_call_id; /* ROLE_TOOL */
+	char *content;                 /* "" when none */
+	char *tool_call_id;            /* ROLE_TOOL */
 	struct model_tool_call *calls; /* ROLE_ASSISTANT */
 	uint32_t call_count;
 };
 
 struct model_call {
-	uint32_t call;       /* 1, 2, ... : counted by the guest, must be the next one */
+	uint32_t call;        /* 1, 2, ... : counted by the guest, must be the next one */
 	uint32_t wish_tokens; /* 0 = no wish */
-	uint32_t tools;      /* TOOL_BITs */
+	uint32_t tools;       /* TOOL_BITs */
 	struct model_message *messages;
 	uint32_t message_count;
 };

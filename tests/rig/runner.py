@@ -102,11 +102,19 @@ class Prepared:
 # --- kinds -------------------------------------------------------------------------------------------------------------------
 
 def kind_lint(prepared, options):
+    yield from checks("lint", prepared, lint.CHECKS)
+
+
+def kind_analyze(prepared, options):
+    yield from checks("analyze", prepared, lint.SLOW_CHECKS)
+
+
+def checks(kind, prepared, rows):
     build = prepared.build("asan")
-    for name, check in lint.CHECKS:
+    for name, check in rows:
         began = time.monotonic()
         found = check(TOP, build)
-        yield Test("lint", name, "failed" if found else "passed", time.monotonic() - began, "\n".join(found[:40]))
+        yield Test(kind, name, "failed" if found else "passed", time.monotonic() - began, "\n".join(found[:60]))
 
 
 def kind_unit(prepared, options):
@@ -213,6 +221,7 @@ KINDS = {
     "fuzz": (kind_fuzz, True, "libFuzzer on every reader of foreign bytes, 15 s each (--minutes N for long)"),
     "e2e": (kind_e2e, True, "the whole system with booted guests"),
     "deploy": (kind_deploy, True, "deploy/quickstart on a copy of the tree"),
+    "analyze": (kind_analyze, False, "clang's path analyzer and cppcheck over every file"),
     "load": (kind_load, False, "60 runs by 8 clients on one node, and start times beside the bare boot"),
 }
 
