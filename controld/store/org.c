@@ -15,7 +15,7 @@
 static const struct pg_stmt stmt_org_list = {
 	.name = "org_list",
 	.sql = "SELECT " ORG_COLUMNS "WHERE $1::text IS NULL OR (o.created_at_ms, o.id) < (SELECT c.created_at_ms, c.id FROM "
-				     "organizations c WHERE c.id = $1) "
+	       "organizations c WHERE c.id = $1) "
 	       "ORDER BY o.created_at_ms DESC, o.id DESC LIMIT $2",
 	.nparams = 2,
 };
