@@ -42,14 +42,19 @@ class Control:
         self.process = None
         self.addresses = {}
         self.orgs = 0
-        self.write_config()
-        self.operator_key = self.bootstrap()["operator_key"]
         self.operator_session = requests.Session()
         self.operator_session.trust_env = False
-        if start:
-            self.start()
-            if scripted:
+        try:
+            self.write_config()
+            self.operator_key = self.bootstrap()["operator_key"]
+            if start:
+                self.start()
+            if start and scripted:
                 self.add_scripted()
+        except BaseException:
+            self.stop(signal.SIGKILL)
+            self.remove()
+            raise
 
     # --- the process ---------------------------------------------------------------------------------------------------------------
 
@@ -124,11 +129,14 @@ class Control:
         keep = os.environ.get("EPHEMERAL_TEST_LOGS")
         if keep and self.log.exists():
             shutil.copy(self.log, f"{keep}/controld-{self.home.name}.log")
+        self.remove()
+        assert "ERROR: AddressSanitizer" not in text and "runtime error:" not in text and "ERROR: LeakSanitizer" not in text, text[-8000:]
+        assert code == 0, f"controld ended with {code}:\n{text[-4000:]}"
+
+    def remove(self):
         shutil.rmtree(self.home, ignore_errors=True)
         if self.database:
             self.cluster.drop(self.database)
-        assert "ERROR: AddressSanitizer" not in text and "runtime error:" not in text and "ERROR: LeakSanitizer" not in text, text[-8000:]
-        assert code == 0, f"controld ended with {code}:\n{text[-4000:]}"
 
     def __enter__(self):
         return self
