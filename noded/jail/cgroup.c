@@ -77,13 +77,13 @@ static int write_optional(const char *dir, const char *file, const char *value, 
 static int probe(struct cgroups *c, struct err *e)
 {
 	struct cgroup_limits limits = { .memory_bytes = UINT64_C(64) << 20, .pids = 16 };
-	struct cgroup *g;
+	struct cgroup *g = NULL;
 	char name[CGROUP_NAME_MAX];
 	int fd;
 
 	if (!text_fmt(name, sizeof(name), "ephemeral-check-%d", (int)getpid()))
 		return err_set(e, ERR_INTERNAL, "name");
-	if (cgroup_make(c, name, &limits, &g, e))
+	if (cgroup_make(c, name, &limits, &g, e) || !g)
 		return err_wrap(e, "cgroups must be writable for noded");
 	fd = cgroup_open_kill(g, e);
 	if (fd < 0)

@@ -234,9 +234,9 @@ int jail_main(void)
 
 		if (job.self)
 			syscall(SYS_execveat, keep.self, "", job.argv, env, AT_EMPTY_PATH);
-		else
+		else if (job.argv)
 			execve(job.argv[0], job.argv, env);
-		err_set_errno(&e, "exec %s", job.argv[0]);
+		err_set_errno(&e, "exec %s", job.argv ? job.argv[0] : "nothing");
 	}
 	if (job.name[0])
 		err_wrap(&e, "jail of %s", job.name);

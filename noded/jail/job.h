@@ -42,29 +42,24 @@ struct jail_link {
 };
 
 struct jail_job {
-	char name[64]; /* for error texts: "vmm vm_..." */
-	bool confined; /* false: no tree of its own (insecure_no_jail); all else still holds */
+	char name[64];            /* for error texts: "vmm vm_..." */
+	char root[JAIL_PATH_MAX]; /* an empty directory, where the new tree is mounted over */
+	uint64_t fsize;           /* bytes a file may grow to */
 	uint32_t uid, gid;
 	uint32_t group; /* one supplementary group (kvm); 0 = none */
 	uint32_t nofile;
-	uint64_t fsize;           /* bytes a file may grow to */
-	uint32_t memlock;         /* bytes */
-	int32_t stdio_fd;         /* which descriptor of the new process is also its stdout and stderr; -1: keeper's stderr */
-	uint32_t fd_count;        /* inherited descriptors, from JAIL_FD_FIRST */
-	char root[JAIL_PATH_MAX]; /* an empty directory, where the new tree is mounted over */
+	uint32_t memlock;  /* bytes */
+	int32_t stdio_fd;  /* which descriptor of the new process is also its stdout and stderr; -1: keeper's stderr */
+	uint32_t fd_count; /* inherited descriptors, from JAIL_FD_FIRST */
+	uint32_t bind_count, link_count, group_count, argc, env_count, filter_len;
 	struct jail_bind *binds;
-	uint32_t bind_count;
 	struct jail_link *links;
-	uint32_t link_count;
 	char **groups; /* files that put the writer into a v1 cgroup */
-	uint32_t group_count;
-	bool self;   /* exec noded itself, the very file that runs now, whatever stands at its path */
-	char **argv; /* argv[0] = path in the new tree, unless `self` */
-	uint32_t argc;
+	char **argv;   /* argv[0] = path in the new tree, unless `self` */
 	char **env;
-	uint32_t env_count;
-	uint8_t *filter; /* seccomp program, sock_filter array as bytes; empty = none */
-	uint32_t filter_len;
+	uint8_t *filter; /* seccomp program, sock_filter array as bytes; filter_len 0 = none */
+	bool confined;   /* false: no tree of its own (insecure_no_jail); all else still holds */
+	bool self;       /* exec noded itself, the very file that runs now, whatever stands at its path */
 };
 
 /* Builders: copy their strings; false when a bound is reached or memory ran out. */

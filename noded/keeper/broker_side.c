@@ -18,7 +18,9 @@
 void frame_clear(struct frame *f)
 {
 	free(f->body);
-	*f = (struct frame){ .type = 0 };
+	f->body = NULL;
+	f->n = 0;
+	f->type = 0;
 }
 
 static bool frame_set(struct frame *f, uint8_t type, const uint8_t *body, size_t n)
@@ -184,6 +186,51 @@ int broker_side_open(struct vm *vm, int fd, struct err *e)
 
 /* --- to the broker ------------------------------------------------------------------------------------------------------------ */
 
+/* An answer takes its question out of what would be said again. */
+static void answered(struct vm *vm, uint8_t type)
+{
+	switch (type) {
+	case RF_LB_STARTED: frame_clear(&vm->replay[REPLAY_START]); break;
+	case RF_LB_BLOB: frame_clear(&vm->replay[REPLAY_BLOB]); break;
+	default: break; /* an end stays until RF_KEEPER_DONE; events are the newest word anyhow */
+	}
+}
+
+static void pass_on(struct vm *vm, uint8_t type, const uint8_t *body, size_t n)
+{
+	struct buf b = BUF_INIT(ROLE_FRAME_MAX);
+
+	answered(vm, type);
+	if (!vm->broker)
+		return;
+	wire_put_u8(&b, type);
+	wire_put_raw(&b, body, n);
+	if (!b.failed)
+		send_frame(vm, RF_BROKER_FROM_LINK, b.data, b.len);
+	buf_free(&b);
+}
+
+void broker_side_from_link(struct vm *vm, uint8_t type, const uint8_t *body, size_t n)
+{
+	if (!vm->assignment || vm->want.end) {
+		pass_on(vm, type, body, n);
+		return;
+	}
+	/* It has no broker that knows it yet. */
+	if (vm->early_count < VM_EARLY_FRAMES && frame_set(&vm->early[vm->early_count], type, body, n))
+		vm->early_count++;
+}
+
+/* What link said before the broker had its assignment. */
+static void pass_early(struct vm *vm)
+{
+	for (size_t i = 0; i < vm->early_count; i++) {
+		pass_on(vm, vm->early[i].type, vm->early[i].body, vm->early[i].n);
+		frame_clear(&vm->early[i]);
+	}
+	vm->early_count = 0;
+}
+
 int broker_side_assign(struct vm *vm, struct err *e)
 {
 	const struct host *h = &vm->keeper->host;
@@ -221,42 +268,8 @@ int broker_side_assign(struct vm *vm, struct err *e)
 	free(vm->assignment);
 	vm->secrets = vm->assignment = NULL;
 	vm->secrets_len = vm->assignment_len = 0;
-	for (size_t i = 0; i < vm->early_count; i++) {
-		broker_side_from_link(vm, vm->early[i].type, vm->early[i].body, vm->early[i].n);
-		frame_clear(&vm->early[i]);
-	}
-	vm->early_count = 0;
+	pass_early(vm);
 	return 0;
-}
-
-/* An answer takes its question out of what would be said again. */
-static void answered(struct vm *vm, uint8_t type)
-{
-	switch (type) {
-	case RF_LB_STARTED: frame_clear(&vm->replay[REPLAY_START]); break;
-	case RF_LB_BLOB: frame_clear(&vm->replay[REPLAY_BLOB]); break;
-	default: break; /* an end stays until RF_KEEPER_DONE; events are the newest word anyhow */
-	}
-}
-
-void broker_side_from_link(struct vm *vm, uint8_t type, const uint8_t *body, size_t n)
-{
-	struct buf b = BUF_INIT(ROLE_FRAME_MAX);
-
-	if (vm->assignment && !vm->want.end) {
-		/* It has no broker that knows it yet. */
-		if (vm->early_count < VM_EARLY_FRAMES && frame_set(&vm->early[vm->early_count], type, body, n))
-			vm->early_count++;
-		return;
-	}
-	answered(vm, type);
-	if (!vm->broker)
-		return;
-	wire_put_u8(&b, type);
-	wire_put_raw(&b, body, n);
-	if (!b.failed)
-		send_frame(vm, RF_BROKER_FROM_LINK, b.data, b.len);
-	buf_free(&b);
 }
 
 void broker_side_exited(struct vm *vm)

@@ -36,12 +36,11 @@ struct seeds {
 
 static void sign_key(const struct identity *id, const char *context, const uint8_t key[32], uint8_t sig[64])
 {
-	uint8_t message[64];
-	size_t n = strlen(context);
+	struct buf message = BUF_INIT(64);
 
-	memcpy(message, context, n);
-	memcpy(message + n, key, 32);
-	crypto_sign_detached(sig, NULL, message, n + 32, id->sign_secret);
+	check_abort(buf_add_str(&message, context) && buf_add(&message, key, 32));
+	crypto_sign_detached(sig, NULL, message.data, message.len, id->sign_secret);
+	buf_free(&message);
 }
 
 static void derive(struct identity *id, const struct seeds *s)
