@@ -105,7 +105,7 @@ static bool on_event(void *arg, const char *type, const char *id, const char *da
 		s->pause = kind == TIMELINE_END && s->w->output;
 	}
 	json_free(event);
-	return !s->pause && !s->settled;
+	return !s->pause && !s->settled && !ferror(stdout);
 }
 
 static bool on_bytes(void *arg, const void *p, size_t n)
@@ -245,6 +245,8 @@ static int after_stream(
 
 	if (interrupt_seen())
 		return detached(s);
+	if (ferror(stdout)) /* nobody reads on (| head); main.c says so */
+		return CLI_ASK;
 	if (s->broken)
 		return gave_up(s, e);
 	if (rc == 0 && r->status == 200) {
