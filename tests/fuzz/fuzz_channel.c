@@ -1,0 +1,159 @@
+/* link: noded_core */
+/*
+ * channel's state machines with everything between them and the broker: the first byte picks which machine and how far the guest
+ * has come, the rest is what it says. Bytes in one piece and byte by byte must give the same frames for the broker and the same
+ * end, and a guest that broke the protocol is never listened to again.
+ */
+#include "fuzz.h"
+
+#include "channel/guest.h"
+#include "channel/qmp.h"
+#include "common/buf.h"
+#include "proto/role.h"
+
+struct outcome {
+	struct buf emitted; /* types and bodies */
+	size_t to_guest;    /* bytes */
+	unsigned int frames;
+	int rc;
+};
+
+static void on_send(void *arg, const void *bytes, size_t n)
+{
+	struct outcome *o = arg;
+
+	(void)bytes;
+	o->to_guest += n;
+}
+
+static void on_emit(void *arg, uint8_t type, const void *body, size_t n)
+{
+	struct outcome *o = arg;
+
+	must(type >= RF_CB_VMM_UP && type <= RF_CB_CONSOLE);
+	must(n <= ROLE_FRAME_MAX);
+	o->frames++;
+	buf_add_char(&o->emitted, (char)type);
+	buf_add(&o->emitted, body, n);
+}
+
+static const uint8_t nonce[GUEST_NONCE_LEN];
+
+/* A peer whose guest has come as far as `stage` says, by its own frames. */
+static struct guest_peer *prepare(unsigned int stage, const struct guest_peer_ops *ops)
+{
+	struct guest_peer *p = guest_peer_new(ops);
+	struct guest_hello h = { .protocol = GUEST_PROTOCOL };
+	struct guest_setup_ack a = { .reseeded = true, .clock_set = true };
+	struct buf body = BUF_INIT(1024), frame = BUF_INIT(2048);
+	struct err e;
+	size_t used;
+
+	must(p != NULL);
+	if (stage >= 1)
+		must(guest_peer_probe(p, nonce, &e) == 0);
+	if (stage >= 2) {
+		guest_hello_encode(&h, &body);
+		guest_frame_put(&frame, GF_HELLO, 0, body.data, body.len);
+		must(guest_peer_feed(p, frame.data, frame.len, &used, &e) == 0);
+		must(guest_peer_setup(p, (const uint8_t *)"setup", 5, &e) == 0);
+		must(guest_peer_file(p, 0, (const uint8_t *)"file", 4, &e) == 0);
+	}
+	if (stage >= 3) {
+		must(guest_peer_files_end(p, &e) == 0);
+		buf_reset(&body);
+		buf_reset(&frame);
+		guest_setup_ack_encode(&a, &body);
+		guest_frame_put(&frame, GF_SETUP_ACK, 0, body.data, body.len);
+		must(guest_peer_feed(p, frame.data, frame.len, &used, &e) == 0);
+	}
+	buf_free(&body);
+	buf_free(&frame);
+	return p;
+}
+
+static void run_guest(unsigned int stage, const uint8_t *data, size_t n, size_t step, struct outcome *o)
+{
+	struct guest_peer_ops ops = { .send = on_send, .emit = on_emit, .arg = o };
+	struct guest_peer *p = prepare(stage, &ops);
+	size_t at = 0, have = 0, used;
+	struct err e;
+
+	o->rc = 0;
+	while (have < n) {
+		have = n - have > step ? have + step : n;
+		if (guest_peer_feed(p, data + at, have - at, &used, &e) != 0) {
+			unsigned int frames = o->frames;
+
+			o->rc = -1;
+			must(guest_peer_feed(p, data, n, &used, &e) == 0 && used == n);
+			must(o->frames == frames);
+			break;
+		}
+		must(used <= have - at);
+		at += used;
+	}
+	guest_peer_free(p);
+}
+
+static void on_line(void *arg, const char *line, size_t n)
+{
+	struct outcome *o = arg;
+
+	must(n > 0 && line[n - 1] == '\n');
+	o->to_guest += n;
+}
+
+static void on_up(void *arg)
+{
+	struct outcome *o = arg;
+
+	buf_add_char(&o->emitted, 'U');
+}
+
+static void on_event(void *arg, const char *name)
+{
+	struct outcome *o = arg;
+
+	buf_add_str(&o->emitted, name);
+}
+
+static void run_qmp(const uint8_t *data, size_t n, size_t step, struct outcome *o)
+{
+	struct qmp_ops ops = { .send = on_line, .on_up = on_up, .on_event = on_event, .arg = o };
+	struct qmp *q = qmp_new(&ops);
+	struct err e;
+
+	must(q != NULL);
+	o->rc = 0;
+	for (size_t at = 0; at < n && o->rc == 0; at += step)
+		o->rc = qmp_feed(q, (const char *)data + at, n - at < step ? n - at : step, &e);
+	qmp_free(q);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
+{
+	struct outcome whole = { .rc = 0 }, cut = { .rc = 0 };
+	unsigned int stage;
+
+	if (n < 1)
+		return 0;
+	stage = data[0] % 5;
+	data++;
+	n--;
+	buf_init(&whole.emitted, 64 << 20);
+	buf_init(&cut.emitted, 64 << 20);
+	if (stage == 4) {
+		run_qmp(data, n, n + 1, &whole);
+		run_qmp(data, n, 1, &cut);
+	} else {
+		run_guest(stage, data, n, n + 1, &whole);
+		run_guest(stage, data, n, 7, &cut);
+	}
+	must(whole.rc == cut.rc && whole.frames == cut.frames && whole.to_guest == cut.to_guest);
+	must(whole.emitted.len == cut.emitted.len);
+	must(whole.emitted.len == 0 || memcmp(whole.emitted.data, cut.emitted.data, whole.emitted.len) == 0);
+	buf_free(&whole.emitted);
+	buf_free(&cut.emitted);
+	return 0;
+}
