@@ -10,6 +10,7 @@
 #define LABEL_WIDTH 11
 #define HEAD_WIDTH (6 + 2 + LABEL_WIDTH + 2) /* columns before the text */
 #define DETAIL_MAX ((size_t)256 * 1024)
+#define END_WIDTH 4096 /* why a run ended is never cut to the terminal */
 
 struct row {
 	const struct timeline *t;
@@ -423,7 +424,7 @@ double timeline_t(const struct json *event)
 	return t >= 0 && t < 1e7 ? t : 0;
 }
 
-static void row(const struct row *r, const char *label, enum term_style style, const struct buf *text)
+static void row(const struct row *r, const char *label, enum term_style style, size_t width, const struct buf *text)
 {
 	size_t head = HEAD_WIDTH, label_width = LABEL_WIDTH;
 	bool colour = r->t->colour;
@@ -437,8 +438,7 @@ static void row(const struct row *r, const char *label, enum term_style style, c
 	term_cell(r->out, label, strlen(label), label_width, true);
 	buf_add_str(r->out, term_end(colour));
 	buf_add_str(r->out, "  ");
-	term_cell(r->out, text->len > 0 ? (const char *)text->data : "", text->len, r->t->width > head + 8 ? r->t->width - head : 8,
-			false);
+	term_cell(r->out, text->len > 0 ? (const char *)text->data : "", text->len, width > head + 8 ? width - head : 8, false);
 	buf_add_char(r->out, '\n');
 }
 
@@ -454,11 +454,11 @@ void timeline_event(const struct timeline *t, const struct json *event, struct b
 		const char *type = json_get_text(event, "type");
 
 		buf_add_str(&text, type != NULL ? type : "an event without a type");
-		row(&r, "Event", TERM_DIM, &text);
+		row(&r, "Event", TERM_DIM, t->width, &text);
 	} else {
 		if (k->text != NULL) {
 			k->text(&r, &text);
-			row(&r, k->label, k->style, &text);
+			row(&r, k->label, k->style, k->kind == TIMELINE_END ? END_WIDTH : t->width, &text);
 		}
 		if (k->below != NULL)
 			k->below(&r);

@@ -130,6 +130,8 @@ static void test_width(void **state)
 	got = render(&narrow, "shell.started", "{\"command\":\"ééééééééééééééééééééééééééé\\nü\"}");
 	assert_non_null(strstr(got, "é…\n"));
 	free(got);
+	expect(&narrow, "run.failed", "{\"error\":{\"code\":\"vm_start_failed\",\"message\":\"0123456789 0123456789 0123456789\"}}",
+			"  2.42  Failed       vm_start_failed: 0123456789 0123456789 0123456789\n");
 	expect(&SHORT, "shell.started", "{\"command\":\"a\\nb\\tc\\n\"}", "  2.42  Shell        $ a ↵ b c\n");
 }
 
