@@ -40,6 +40,59 @@ static void test_lease_expires(void **state)
 	rig_stop(&r);
 }
 
+/* A renewed lease moves the deadline: this run ends by its own timeout, after the first lease's end. */
+static void test_lease_is_renewed(void **state)
+{
+	struct buf b = BUF_INIT(16);
+	struct rig r;
+
+	(void)state;
+	rig_defaults(&r);
+	r.lease_ms = 800;
+	r.a.timeout_s = 1;
+	rig_start(&r, NULL);
+	to_work(&r);
+	wire_put_i64(&b, clock_boot_ns() + INT64_C(60000000000));
+	put(r.keeper, RF_BROKER_LEASE, b.data, b.len);
+	buf_free(&b);
+	to_the_end(&r);
+	assert_int_equal(r.end.code, ERRCODE_TIMED_OUT);
+	rig_stop(&r);
+}
+
+/* A host that slept: the lease is counted on the clock that goes on meanwhile. */
+static void test_lease_over_a_sleep(void **state)
+{
+#ifdef EPHEMERAL_TEST_CLOCK
+	char path[] = "/tmp/eph-clock-XXXXXX", fresh[64];
+	int fd = mkstemp(path), moved;
+	struct rig r;
+
+	(void)state;
+	assert_true(fd >= 0 && text_fmt(fresh, sizeof(fresh), "%s.new", path));
+	assert_int_equal(write(fd, "0 0\n", 4), 4);
+	assert_int_equal(setenv("EPHEMERAL_CLOCK_FILE", path, 1), 0);
+	rig_defaults(&r);
+	r.a.timeout_s = 3600;
+	rig_start(&r, NULL);
+	assert_int_equal(unsetenv("EPHEMERAL_CLOCK_FILE"), 0); /* the broker's clock only */
+	to_work(&r);
+	moved = open(fresh, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+	assert_int_equal(write(moved, "0 61000\n", 8), 8);
+	close(moved);
+	assert_int_equal(rename(fresh, path), 0);
+	to_the_end(&r);
+	assert_int_equal(r.end.code, ERRCODE_LEASE_EXPIRED);
+	assert_killed_by_broker(&r);
+	rig_stop(&r);
+	close(fd);
+	(void)remove(path);
+#else
+	(void)state;
+	skip(); /* the clock of this build cannot be moved */
+#endif
+}
+
 static void test_keeper_is_slow_to_kill(void **state)
 {
 	struct pollfd none = { .fd = -1 };
@@ -230,6 +283,21 @@ static void test_start_is_stale(void **state)
 	to_link_side(&r, RF_LB_STARTED, &fence, 1);
 	leaves_without_finish(&r);
 	assert_int_equal(r.refuse_code, 0);
+	rig_stop(&r);
+}
+
+/* The run was taken away while it went on: the VM is destroyed and nothing is reported. */
+static void test_fenced_at_work(void **state)
+{
+	uint8_t fence = FENCE_STALE;
+	struct rig r;
+
+	(void)state;
+	rig_defaults(&r);
+	rig_start(&r, NULL);
+	to_work(&r);
+	to_link_side(&r, RF_LB_FINISHED, &fence, 1);
+	leaves_without_finish(&r);
 	rig_stop(&r);
 }
 
@@ -468,6 +536,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_cancel),
 		cmocka_unit_test(test_lease_expires),
+		cmocka_unit_test(test_lease_is_renewed),
+		cmocka_unit_test(test_lease_over_a_sleep),
 		cmocka_unit_test(test_keeper_is_slow_to_kill),
 		cmocka_unit_test(test_keeper_goes_away),
 		cmocka_unit_test(test_vmm_exits),
@@ -477,6 +547,7 @@ int main(void)
 		cmocka_unit_test(test_fatal),
 		cmocka_unit_test(test_fatal_garbage),
 		cmocka_unit_test(test_start_is_stale),
+		cmocka_unit_test(test_fenced_at_work),
 		cmocka_unit_test(test_boot_deadline),
 		cmocka_unit_test(test_end_while_start_is_asked),
 		cmocka_unit_test(test_event_rate),
