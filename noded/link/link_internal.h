@@ -55,6 +55,7 @@ struct link {
 	int polls; /* out */
 	bool news; /* something changed since the last poll was made */
 	uint32_t poll_failures;
+	bool leased;           /* a lease was granted to this process once */
 	int64_t poll_after_ms; /* CLOCK_BOOTTIME: no poll before */
 	int64_t news_after_ms; /* no second poll before */
 	bool enrolling;

@@ -58,9 +58,12 @@ static void fill_capacity(const struct link *l, struct link_next *m)
 
 static bool make_next(const struct link *l, struct buf *out)
 {
-	struct link_next m = {
-		.epoch = l->init.epoch, .draining = l->draining, .last_command = l->last_command, .wait_ms = l->init.poll_ms
-	};
+	struct link_next m = { .epoch = l->init.epoch,
+		.draining = l->draining,
+		.last_command = l->last_command,
+		/* The first poll is answered at once, so that the node has its lease (and says that it is ready) without waiting
+		   for work. */
+		.wait_ms = l->leased ? l->init.poll_ms : 0 };
 
 	if (m.wait_ms > LINK_POLL_MS)
 		m.wait_ms = LINK_POLL_MS;
@@ -194,6 +197,7 @@ static void take_command(struct link *l, const struct link_command *c)
 static void take_next(struct link *l, const struct asked *a, const struct link_reply *reply)
 {
 	struct link_next_reply m;
+	bool waited = l->leased;
 	struct err e;
 
 	if (link_next_reply_decode(reply->body, reply->body_len, &m, &e) < 0) {
@@ -202,13 +206,14 @@ static void take_next(struct link *l, const struct asked *a, const struct link_r
 		return;
 	}
 	l->poll_failures = 0;
+	l->leased = l->leased || m.lease_ms > 0;
 	take_lease(l, a->sent_boot_ns, m.lease_ms);
 	for (uint32_t i = 0; i < m.command_count; i++)
 		take_command(l, &m.commands[i]);
 	for (uint32_t i = 0; i < m.assign_count; i++)
 		take_assign(l, &m.assigns[i]);
 	/* An empty answer at once means that controld does not park now: it is not asked in a circle. */
-	if (m.command_count + m.assign_count == 0 && l->polls == 0 && clock_boot_ns() - a->sent_boot_ns < EMPTY_SOON_NS)
+	if (waited && m.command_count + m.assign_count == 0 && l->polls == 0 && clock_boot_ns() - a->sent_boot_ns < EMPTY_SOON_NS)
 		l->poll_after_ms = clock_boot_ms() + EMPTY_PAUSE_MS;
 	link_next_reply_free(&m);
 }
