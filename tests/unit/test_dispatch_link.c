@@ -17,8 +17,10 @@
 #include <nng/nng.h>
 #include <nng/protocol/reqrep0/req.h>
 #include <nng/supplemental/tls/tls.h>
+#include <pthread.h>
 #include <sodium.h>
 #include <stdatomic.h>
+#include <time.h>
 
 #define NODE "node_0123456789abcdef0123456789abcdef"
 #define RUN "run_0123456789abcdef0123456789abcdef"
@@ -253,7 +255,7 @@ int store_blob(struct store *s, const char *node_id, const struct link_blob *b, 
 struct node {
 	nng_socket socket;
 	nng_dialer dialer;
-	atomic_int pipes;
+	atomic_int *pipes; /* outlives the node: a socket that did not close in time still counts here */
 	uint8_t challenge[32];
 	uint64_t counter;
 };
@@ -272,15 +274,13 @@ struct call {
 /* nng thread */
 static void on_pipe(nng_pipe p, nng_pipe_ev ev, void *arg)
 {
-	struct node *n = arg;
-
 	(void)p;
-	atomic_fetch_add(&n->pipes, ev == NNG_PIPE_EV_ADD_POST ? 1 : -1);
+	atomic_fetch_add((atomic_int *)arg, ev == NNG_PIPE_EV_ADD_POST ? 1 : -1);
 }
 
 static bool has_pipe(void *arg)
 {
-	return atomic_load(&((struct node *)arg)->pipes) > 0;
+	return atomic_load(((struct node *)arg)->pipes) > 0;
 }
 
 static bool has_no_pipe(void *arg)
@@ -290,14 +290,17 @@ static bool has_no_pipe(void *arg)
 
 static void node_open(struct node *n)
 {
+	static atomic_int counts[256];
+	static size_t used;
 	char url[400];
 	nng_tls_config *tls;
 
 	memset(n, 0, sizeof(*n));
+	n->pipes = &counts[used++ % COUNT(counts)];
 	assert_int_equal(nng_req0_open(&n->socket), 0);
 	nng_socket_set_ms(n->socket, NNG_OPT_REQ_RESENDTIME, -1);
-	nng_pipe_notify(n->socket, NNG_PIPE_EV_ADD_POST, on_pipe, n);
-	nng_pipe_notify(n->socket, NNG_PIPE_EV_REM_POST, on_pipe, n);
+	nng_pipe_notify(n->socket, NNG_PIPE_EV_ADD_POST, on_pipe, n->pipes);
+	nng_pipe_notify(n->socket, NNG_PIPE_EV_REM_POST, on_pipe, n->pipes);
 	assert_true(text_fmt(url, sizeof(url), "tls+tcp://%s", dispatch_address(t.d)));
 	assert_int_equal(nng_dialer_create(&n->dialer, n->socket, url), 0);
 	assert_int_equal(nng_tls_config_alloc(&tls, NNG_TLS_MODE_CLIENT), 0);
@@ -310,11 +313,30 @@ static void node_open(struct node *n)
 	assert_true(loop_until(t.base, has_pipe, n, WAIT_MS));
 }
 
+static void *close_socket(void *arg)
+{
+	nng_socket *socket = arg;
+
+	nng_close(*socket);
+	return NULL;
+}
+
+/* nng_close of 1.5.2 may hang after a dialer was at work: then it is left behind, as programs do. */
 static void node_close(struct node *n)
 {
+	static nng_socket sockets[256];
+	static size_t used;
+	nng_socket *socket = &sockets[used++ % COUNT(sockets)];
+	struct timespec until;
+	pthread_t closer;
+
 	nng_dialer_close(n->dialer);
-	assert_true(loop_until(t.base, has_no_pipe, n, WAIT_MS));
-	nng_close(n->socket);
+	*socket = n->socket;
+	assert_int_equal(pthread_create(&closer, NULL, close_socket, socket), 0);
+	clock_gettime(CLOCK_REALTIME, &until);
+	until.tv_sec += 5;
+	if (pthread_timedjoin_np(closer, NULL, &until) != 0)
+		pthread_detach(closer);
 }
 
 /* nng thread */
@@ -812,14 +834,11 @@ static void test_revoked(void **state)
 	begin_next(&n, &c, 10000);
 	wait_parked(&c, 1);
 	t.revoked = true;
-	nng_dialer_close(n.dialer); /* the dialer would come again; the pipe stays */
 	dispatch_wake_node(t.d, NODE);
-	call_over(&c);
-	if (c.rv == 0)
-		wait_reply(&c, LINK_REVOKED);
+	wait_reply(&c, LINK_REVOKED);
 	call_free(&c);
-	assert_true(loop_until(t.base, has_no_pipe, &n, WAIT_MS));
-	nng_close(n.socket);
+	assert_true(loop_until(t.base, has_no_pipe, &n, WAIT_MS)); /* it dials again a second later */
+	node_close(&n);
 	node_ready(&n);
 	begin_next(&n, &c, 0);
 	wait_reply(&c, LINK_REVOKED);
@@ -861,9 +880,8 @@ static void test_malformed_is_cut(void **state)
 	call_bytes(&n, &c, junk, sizeof(junk));
 	wait_reply(&c, LINK_BAD);
 	call_free(&c);
-	nng_dialer_close(n.dialer);
 	assert_true(loop_until(t.base, has_no_pipe, &n, WAIT_MS));
-	nng_close(n.socket);
+	node_close(&n);
 }
 
 static void test_too_long_is_cut(void **state)
