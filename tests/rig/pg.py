@@ -12,10 +12,11 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 
 import psycopg2
+
+import wait
 
 BIN = Path(os.environ.get("EPHEMERAL_PG_BIN", "/usr/lib/postgresql/15/bin"))
 ROLE = "eph"
@@ -102,15 +103,16 @@ class Cluster(Running):
         """Also after kill() or stop_server(), on the same data."""
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen([BIN / "postgres", "-D", self.data], stdout=log, stderr=log, cwd=self.dir, **self._run_as())
-        deadline = time.monotonic() + 60
-        while True:
+
+        def answers():
+            if self.process.poll() is not None:
+                raise RuntimeError(f"postgres did not start: {self.log.read_text()[-2000:]}")
             try:
                 psycopg2.connect(self.conninfo("postgres", "postgres")).close()
-                return
+                return True
             except psycopg2.OperationalError:
-                if self.process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"postgres did not start: {self.log.read_text()[-2000:]}") from None
-                time.sleep(0.02)  # the poll interval of a wait with a deadline
+                return False
+        wait.until(answers, 60, "an answer from Postgres")
 
     def stop_server(self, how=signal.SIGINT):
         """SIGINT: fast shutdown. SIGQUIT: as after a crash."""
