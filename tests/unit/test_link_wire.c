@@ -76,7 +76,7 @@ static void test_poll_lease_and_assignment(void **state)
 	assert_int_equal(m.held_count, 0);
 	assert_int_equal(m.free_slots, 4);
 	assert_int_equal(m.epoch, 42);
-	assert_int_equal(m.wait_ms, 2000);
+	assert_int_equal(m.wait_ms, 0); /* the first one is for the lease */
 	link_next_free(&m);
 	memcpy(a.token, r.token, TOKEN_LEN);
 	assignment_encode(&a, &enc);
@@ -96,6 +96,7 @@ static void test_poll_lease_and_assignment(void **state)
 	/* It is held from now on, and its share is not free any more, although keeper has not said so yet. */
 	c = want(&r.server, LINK_NEXT);
 	next_of(c, &m);
+	assert_int_equal(m.wait_ms, 2000);
 	assert_int_equal(m.held_count, 1);
 	assert_memory_equal(m.held[0].token, r.token, TOKEN_LEN);
 	assert_int_equal(m.free_slots, 3);
