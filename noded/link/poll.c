@@ -213,7 +213,8 @@ static void take_next(struct link *l, const struct asked *a, const struct link_r
 	for (uint32_t i = 0; i < m.assign_count; i++)
 		take_assign(l, &m.assigns[i]);
 	/* An empty answer at once means that controld does not park now: it is not asked in a circle. */
-	if (waited && m.command_count + m.assign_count == 0 && l->polls == 0 && clock_boot_ns() - a->sent_boot_ns < EMPTY_SOON_NS)
+	if ((waited || m.lease_ms == 0) && m.command_count + m.assign_count == 0 && l->polls == 0 &&
+			clock_boot_ns() - a->sent_boot_ns < EMPTY_SOON_NS)
 		l->poll_after_ms = clock_boot_ms() + EMPTY_PAUSE_MS;
 	link_next_reply_free(&m);
 }
