@@ -32,6 +32,7 @@
 #define GUEST_OUT_MAX (8 * 1024 * 1024) /* above it the guest does not read what it was promised: credit bounds us far below */
 #define CONSOLE_KEEP (16 * 1024)
 #define CONSOLE_SEND 2048
+#define CONSOLE_LOG 512
 #define CONSOLE_BOOT_MS 1000 /* while booting the console goes to the broker this often, if it said something */
 
 struct channel {
@@ -87,18 +88,39 @@ static void console_add(struct channel *c, const char *bytes, size_t n)
 	c->console_new = c->console_new || n > 0;
 }
 
-/* The last bytes, if there are any that the broker has not seen. */
+/* The last bytes of it, `size` at most. */
+static size_t console_tail(const struct channel *c, char *out, size_t size)
+{
+	size_t n = c->console_len < size ? c->console_len : size;
+
+	for (size_t i = 0; i < n; i++)
+		out[i] = c->console[(c->console_next + CONSOLE_KEEP - n + i) % CONSOLE_KEEP];
+	return n;
+}
+
+/* Sends it, if there are bytes that the broker has not seen. */
 static void console_send(struct channel *c)
 {
 	char tail[CONSOLE_SEND];
-	size_t n = c->console_len < CONSOLE_SEND ? c->console_len : CONSOLE_SEND;
+	size_t n;
 
 	if (!c->console_new)
 		return;
 	c->console_new = false;
-	for (size_t i = 0; i < n; i++)
-		tail[i] = c->console[(c->console_next + CONSOLE_KEEP - n + i) % CONSOLE_KEEP];
+	n = console_tail(c, tail, sizeof(tail));
 	to_broker(c, RF_CB_CONSOLE, tail, n);
+}
+
+/* For the operator: what the VMM or a dying kernel said last. Hostile text, so escaped. */
+static void console_log(const struct channel *c)
+{
+	struct buf safe = BUF_INIT(8 * CONSOLE_SEND);
+	char tail[CONSOLE_LOG];
+	size_t n = console_tail(c, tail, sizeof(tail));
+
+	if (n > 0 && text_safe(&safe, tail, n, false) && buf_cstr(&safe))
+		log_info("the VM is gone console=\"%s\"", buf_cstr(&safe));
+	buf_free(&safe);
 }
 
 static void on_console(evutil_socket_t fd, short what, void *arg)
@@ -116,6 +138,7 @@ static void on_console(evutil_socket_t fd, short what, void *arg)
 		return;
 	/* The VMM is gone; keeper says how. What it said last goes first. */
 	event_del(c->console_event);
+	console_log(c);
 	console_send(c);
 }
 

@@ -278,7 +278,10 @@ static void on_vmm_exit(void *arg, int status)
 		vm->vmm_status = status;
 		if (vm->destroy_boot_ns == 0)
 			vm->destroy_boot_ns = clock_boot_ns();
-		if (!text_fmt(vm->vmm_text, sizeof(vm->vmm_text), "%s%s", oom ? "out of memory: " : "", text))
+		if (!text_fmt(vm->vmm_text, sizeof(vm->vmm_text),
+				    oom ? "The VM was killed because it used more memory than its limit: %s."
+					: "The VMM ended by itself: %s. Its last words are in the log of noded.",
+				    text))
 			vm->vmm_text[0] = '\0';
 		if (vm->exec_boot_ns > 0)
 			broker_side_exited(vm);

@@ -81,6 +81,18 @@ static int run_version(const char *binary, char *out, size_t size, struct err *e
 	return 0;
 }
 
+/* The jail holds the program and its libraries, but no shell for a script around it. */
+static bool is_program(const char *path)
+{
+	char magic[4] = "";
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	bool elf = fd >= 0 && read(fd, magic, sizeof(magic)) == sizeof(magic) && memcmp(magic, "\177ELF", sizeof(magic)) == 0;
+
+	if (fd >= 0)
+		close(fd);
+	return elf;
+}
+
 static int qemu_probe(struct vmm_host *host, struct err *e)
 {
 	static const char begins[] = "QEMU emulator version ";
@@ -89,6 +101,9 @@ static int qemu_probe(struct vmm_host *host, struct err *e)
 
 	if (access(host->binary, X_OK) != 0)
 		return err_set_errno(e, "%s (install qemu-system-x86, or set `qemu` to its path)", host->binary);
+	if (!is_program(host->binary))
+		return err_set(e, ERR_INVALID, "%s is no program: set `qemu` to QEMU itself, not to a script around it",
+				host->binary);
 	if (run_version(host->binary, text, sizeof(text), e))
 		return -1;
 	if (strncmp(text, begins, sizeof(begins) - 1) != 0)
