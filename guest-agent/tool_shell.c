@@ -21,6 +21,8 @@
 /* With so many bytes of events waiting for credit only full chunks are added: the host is behind anyway. */
 #define BACKLOG 65536
 #define BACKLOG_LOOK_MS 50
+/* A line that is written in pieces (curl's messages are, byte by byte at first) waits this long for its end, to be one event. */
+#define LINE_WAIT_MS 100
 
 struct shell {
 	const struct tools *tools;
@@ -28,6 +30,7 @@ struct shell {
 	struct keep keep;
 	struct chunker chunks[2];
 	struct pace pace[2];
+	int64_t since_ms[2]; /* when the oldest byte held of each stream came */
 	uint64_t budget, cut;
 	int sending; /* stream of the chunk that is leaving: 1 or 2 */
 };
@@ -53,10 +56,23 @@ static bool send_chunk(void *ctx, const uint8_t *p, size_t n)
 static void on_output(void *ctx, int stream, const uint8_t *p, size_t n)
 {
 	struct shell *s = ctx;
+	struct chunker *c = &s->chunks[stream - 1];
 
 	keep_add(&s->keep, p, n);
+	if (c->held.len == 0)
+		s->since_ms[stream - 1] = clock_boot_ms();
 	s->sending = stream;
-	chunker_add(&s->chunks[stream - 1], p, n, send_chunk, s);
+	chunker_add(c, p, n, send_chunk, s);
+}
+
+/* When what a stream holds may leave: by its pace, half a line not before its wait is over. */
+static int64_t due_ms(struct shell *s, int i, int64_t now_ms)
+{
+	const struct buf *held = &s->chunks[i].held;
+	int64_t due = channel_events_waiting(s->tools->ch) > BACKLOG ? now_ms + BACKLOG_LOOK_MS : pace_due(&s->pace[i], now_ms);
+	int64_t line = s->since_ms[i] + LINE_WAIT_MS;
+
+	return held->data[held->len - 1] != '\n' && due < line ? line : due;
 }
 
 static int64_t on_tick(void *ctx, int64_t now_ms)
@@ -69,7 +85,7 @@ static int64_t on_tick(void *ctx, int64_t now_ms)
 
 		if (!chunker_ready(&s->chunks[i]))
 			continue;
-		due = channel_events_waiting(s->tools->ch) > BACKLOG ? now_ms + BACKLOG_LOOK_MS : pace_due(&s->pace[i], now_ms);
+		due = due_ms(s, i, now_ms);
 		if (due <= now_ms) {
 			s->sending = i + 1;
 			chunker_flush(&s->chunks[i], false, send_chunk, s);

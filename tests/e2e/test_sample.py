@@ -51,7 +51,7 @@ def test_sample_run(stack, client):
 
     curl = [e["data"]["call_id"] for e in events if e["type"] == "shell.started"][1]
     ended = next(e for e in events if e["type"] == "shell.exited" and e["data"]["call_id"] == curl)
-    assert "curl: (6)" in output_of(events, curl)
+    assert [e for e in events if e["type"] == "shell.output" and e["data"]["call_id"] == curl and "curl: (6)" in e["data"]["text"]], "in one event"
     assert ended["data"]["exit_code"] == 6 and ended["data"]["duration_ms"] < 1000
 
     output = run["output"]
