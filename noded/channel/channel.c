@@ -123,6 +123,15 @@ static void console_log(const struct channel *c)
 	buf_free(&safe);
 }
 
+static void on_console(evutil_socket_t fd, short what, void *arg);
+
+/* Before the end: what is still in the pipe, as much as a pipe holds. */
+static void console_drain(struct channel *c)
+{
+	for (int i = 0; i < 32 && event_pending(c->console_event, EV_READ, NULL); i++)
+		on_console(CHANNEL_FD_CONSOLE, EV_READ, c);
+}
+
 static void on_console(evutil_socket_t fd, short what, void *arg)
 {
 	struct channel *c = arg;
@@ -354,6 +363,7 @@ static void on_broker_end(void *arg, const struct err *e)
 
 	if (e)
 		log_error("broker socket error=\"%s\"", e->text);
+	console_drain(c);
 	stop(c, e ? 1 : 0);
 }
 

@@ -63,6 +63,7 @@ struct vm {
 	int vmm_status;
 	char vmm_text[256];
 	char broker_text[128]; /* how the broker ended, when it did by itself */
+	bool channel_waited;   /* its time to end by itself is running or over */
 	bool booting;          /* holds one of the boot places */
 	bool recovered;        /* from the journal of an earlier noded */
 	bool silent;           /* fenced: report nothing */

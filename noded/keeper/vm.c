@@ -20,6 +20,7 @@
 
 #define RETRY_FIRST_MS 2
 #define RETRY_MAX_MS 1000
+#define CHANNEL_GRACE_MS 300
 #define GUEST_MIB_MIN 128
 
 static const char *const role_names[SLOT_ROLES] = { "broker", "channel", "vmm" };
@@ -455,6 +456,18 @@ static void forget(struct vm *vm)
 	keeper_maybe_stopped(k);
 }
 
+/* Without its broker channel ends by itself, after it has logged what the console said last. True: it is given the time. */
+static bool wait_for_channel(struct vm *vm)
+{
+	const struct timeval tv = { .tv_usec = CHANNEL_GRACE_MS * 1000 };
+
+	if (vm->channel_waited || vm->silent || vm->keeper->stopping)
+		return false;
+	vm->channel_waited = true;
+	event_add(vm->timer, &tv);
+	return true;
+}
+
 static void look(struct vm *vm)
 {
 	vm->seen.vmm = vm->proc[SLOT_VMM].state;
@@ -473,7 +486,11 @@ static bool take_step(struct vm *vm, enum vm_step step)
 		vm->seen.told = true;
 		broker_side_gone(vm);
 		return true;
-	case STEP_KILL_CHANNEL: kill_proc(vm, SLOT_CHANNEL); return true;
+	case STEP_KILL_CHANNEL:
+		if (wait_for_channel(vm))
+			return false;
+		kill_proc(vm, SLOT_CHANNEL);
+		return true;
 	case STEP_KILL_BROKER: kill_proc(vm, SLOT_BROKER); return true;
 	case STEP_CLEAN_CHANNEL: return clean_proc(vm, SLOT_CHANNEL);
 	case STEP_CLEAN_BROKER: return clean_proc(vm, SLOT_BROKER);
