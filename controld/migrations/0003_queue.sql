@@ -41,6 +41,8 @@ CREATE TABLE queue (
 CREATE INDEX queue_ready ON queue (class_id, vt, run_id) WHERE ready;
 -- Both for promotion (not ready, by vt) and to count what an organization has queued.
 CREATE INDEX queue_org ON queue (org_id, ready, vt);
+-- Few: those that failed on some node.
+CREATE INDEX queue_avoid ON queue (run_id) WHERE avoid <> '{}';
 
 CREATE TABLE node_tokens (
 	id text PRIMARY KEY,

@@ -30,6 +30,20 @@ BEGIN
 			ELSE 'No host that could take this run was there within ' || p_age_ms / 1000 || ' s.' END, NULL, NULL);
 		RETURN QUERY SELECT q.run_id, 'ended', NULL, NULL::integer, NULL::integer, NULL::boolean;
 	END LOOP;
+	-- Failed where it was tried, and for 10 s nobody else was there who could take it: it does not wait until it is too old.
+	FOR q IN SELECT w.run_id FROM queue w WHERE w.avoid <> '{}' AND EXISTS (SELECT 1 FROM sweep_clock s WHERE s.lease_floor_ms <= v_now AND v_now - s.at_ms < 5000)
+		AND (w.class_id, w.avoid) IN (SELECT x.class_id, x.avoid FROM queue x WHERE x.avoid <> '{}' GROUP BY 1, 2
+			HAVING NOT eph_servable(x.class_id, true, x.avoid))
+		AND EXISTS (SELECT 1 FROM run_live l WHERE l.run_id = w.run_id AND l.state = 'queued' AND l.state_at_ms < v_now - 10000)
+		ORDER BY w.run_id LIMIT p_limit FOR UPDATE OF w SKIP LOCKED
+	LOOP
+		PERFORM 1 FROM run_live l WHERE l.run_id = q.run_id AND l.state = 'queued' FOR UPDATE;
+		CONTINUE WHEN NOT FOUND;
+		PERFORM eph_unqueue(q.run_id);
+		PERFORM eph_end(q.run_id, v_now, 'failed', 'vm_start_failed', (SELECT convert_from(e.bytes, 'UTF8')::json->'data'->>'reason' FROM events e
+			WHERE e.run_id = q.run_id AND e.type = 'run.requeued' ORDER BY e.seq DESC LIMIT 1), NULL, NULL);
+		RETURN QUERY SELECT q.run_id, 'ended', NULL, NULL::integer, NULL::integer, NULL::boolean;
+	END LOOP;
 	-- What fell below the floor (a create that took long to commit, a row that the nodes of the moment avoid) is lifted to the clock.
 	UPDATE queue w SET vt = low.vt FROM (
 		SELECT x.run_id, k.vt FROM queue_clock k CROSS JOIN LATERAL (

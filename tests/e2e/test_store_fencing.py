@@ -111,6 +111,26 @@ def test_failed_where_no_other_node_could_serve(db):
     assert db.value("SELECT outcome FROM eph_refuse(%s, %s, %s, true, 'vm_start_failed', 'x')", node, run, a["token"]) == "ended"
 
 
+def test_failed_and_the_only_other_node_goes_away(db):
+    """Requeued for another node, which is then lost: its end with the reason of its last start, not a wait until it is too old."""
+    org, node = db.org(), db.node()
+    db.node()
+    run = db.create(org)["run_id"]
+    a = db.claim_one(node)
+    assert db.value("SELECT outcome FROM eph_refuse(%s, %s, %s, true, 'vm_start_failed', 'the VMM died')", node, run, a["token"]) == "requeued"
+    sweep = "SELECT run_id, outcome FROM eph_sweep_queue(600000, 1000, 500) WHERE outcome = 'ended'"
+    assert db.rows(sweep) == []
+    for later in (9000, 71000):
+        pg.set_clock_offset(db.conninfo, later)
+        db.next(node)
+        db.rows("UPDATE sweep_clock SET at_ms = eph_now_ms()")
+        assert db.rows(sweep) == ([(run, "ended")] if later > 70000 else [])
+    db.settle()
+    assert db.chain(run)[-2][1]["data"]["error"] | {"code": "vm_start_failed", "message": "the VMM died"} == db.chain(run)[-2][1]["data"]["error"]
+    assert db.wallet(org)[1] == 0
+    db.sound()
+
+
 def test_a_refusal_never_ends_a_run(db):
     org, node = db.org(), db.node()
     run = db.create(org)["run_id"]
