@@ -31,6 +31,16 @@ def cgroups(name):
     return found
 
 
+def remove_cgroups(name):
+    """Removes the empty parent groups that a test's node made; rmdir refuses what is not empty."""
+    for top in [CGROUPS, *CGROUPS.iterdir()]:
+        for root, _, _ in os.walk(top / name, topdown=False):
+            try:
+                os.rmdir(root)
+            except OSError:
+                continue
+
+
 def children(folder):
     try:
         return sorted(os.listdir(folder))

@@ -111,5 +111,6 @@ class Node:
             shutil.copy(self.log, f"{keep}/noded-{self.name}.log")
         shutil.rmtree(self.home, ignore_errors=True)
         shutil.rmtree(self.run_dir, ignore_errors=True)
+        host.remove_cgroups(self.cgroup_name)
         assert "ERROR: AddressSanitizer" not in text and "runtime error:" not in text, text[-6000:]
         assert code == 0, f"noded ended with {code}:\n{text[-3000:]}"
