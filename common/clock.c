@@ -9,7 +9,6 @@
 #ifdef EPHEMERAL_TEST_CLOCK
 
 #include <fcntl.h>
-#include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,14 +25,16 @@ static struct {
 
 static void read_offsets(int fd)
 {
-	char text[128];
+	char text[128], *end, *boot_end;
 	int64_t real_ms, boot_ms;
 	ssize_t n = read(fd, text, sizeof(text) - 1);
 
 	if (n <= 0)
 		return;
 	text[n] = '\0';
-	if (sscanf(text, "%" SCNd64 " %" SCNd64, &real_ms, &boot_ms) != 2)
+	real_ms = strtoll(text, &end, 10);
+	boot_ms = strtoll(end, &boot_end, 10);
+	if (end == text || boot_end == end)
 		return;
 	offsets.real_ms = real_ms;
 	offsets.boot_ms = boot_ms;

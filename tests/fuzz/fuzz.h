@@ -10,12 +10,12 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
-#define must(cond) \
-	do { \
-		if (!(cond)) { \
-			fprintf(stderr, "%s:%d: does not hold: %s\n", __FILE__, __LINE__, #cond); \
-			abort(); \
-		} \
+#define must(cond)                                                                                                                 \
+	do {                                                                                                                       \
+		if (!(cond)) {                                                                                                     \
+			fprintf(stderr, "%s:%d: does not hold: %s\n", __FILE__, __LINE__, #cond);                                  \
+			abort();                                                                                                   \
+		}                                                                                                                  \
 	} while (0)
 
 #endif

@@ -14,19 +14,13 @@ static void decode(const struct guest_frame_view *v)
 	struct model_reply reply;
 
 	switch (v->type) {
-	case GF_HELLO:
-		(void)!guest_hello_decode(v->body, v->n, &hello, &e);
-		break;
+	case GF_HELLO: (void)!guest_hello_decode(v->body, v->n, &hello, &e); break;
 	case GF_SETUP:
 		if (guest_setup_decode(v->body, v->n, &setup, &e) == 0)
 			guest_setup_free(&setup);
 		break;
-	case GF_SETUP_ACK:
-		(void)!guest_setup_ack_decode(v->body, v->n, &ack, &e);
-		break;
-	case GF_EVENT:
-		(void)!guest_event_decode(v->body, v->n, &event, &e);
-		break;
+	case GF_SETUP_ACK: (void)!guest_setup_ack_decode(v->body, v->n, &ack, &e); break;
+	case GF_EVENT: (void)!guest_event_decode(v->body, v->n, &event, &e); break;
 	case GF_CALL_DATA:
 		if (model_call_decode(v->body, v->n, &call, &e) == 0)
 			model_call_free(&call);
@@ -35,8 +29,7 @@ static void decode(const struct guest_frame_view *v)
 		if (model_reply_decode(v->body, v->n, &reply, &e) == 0)
 			model_reply_free(&reply);
 		break;
-	default:
-		break;
+	default: break;
 	}
 }
 

@@ -42,8 +42,14 @@ static void handler(void *arg, struct http_req *r)
 
 static void start(void)
 {
-	struct httpd_options opt = { .listen = "127.0.0.1:0", .max_headers = 512, .max_body = 2000, .body_budget = 100000,
-		.request_deadline_ms = 1000, .idle_timeout_ms = 1000, .max_connections = 100, .handler = handler };
+	struct httpd_options opt = { .listen = "127.0.0.1:0",
+		.max_headers = 512,
+		.max_body = 2000,
+		.body_budget = 100000,
+		.request_deadline_ms = 1000,
+		.idle_timeout_ms = 1000,
+		.max_connections = 100,
+		.handler = handler };
 	struct err e;
 
 	signal(SIGPIPE, SIG_IGN);
@@ -81,7 +87,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 	fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	from.sin_addr.s_addr = htonl(0x7f010000u + inputs++ % 0xf00000u);
 	must(inet_ntop(AF_INET, &from.sin_addr, source, sizeof(source)));
-	must(fd >= 0 && bind(fd, (struct sockaddr *)&from, sizeof(from)) == 0 && connect(fd, (struct sockaddr *)&a, sizeof(a)) == 0);
+	must(fd >= 0 && bind(fd, (struct sockaddr *)&from, sizeof(from)) == 0 &&
+			connect(fd, (struct sockaddr *)&a, sizeof(a)) == 0);
 	must(fcntl(fd, F_SETFL, O_NONBLOCK) == 0);
 	handled = 0;
 	while (quiet < 4) { /* until some turns bring nothing new */

@@ -1,5 +1,6 @@
 /* link: ephproto ephproto_link EPH::sodium */
-/* Messages between processes of ours and from nodes: the first byte picks the decoder. What decodes must encode to the same bytes. */
+/* Messages between processes of ours and from nodes: the first byte picks the decoder. What decodes must encode to the same bytes.
+ */
 #include "proto/assignment.h"
 #include "proto/event.h"
 #include "proto/link.h"
@@ -9,18 +10,18 @@
 #include <string.h>
 
 #define NO_FREE(m) ((void)(m))
-#define TRY(type, prefix, freeing)                                                        \
-	do {                                                                              \
-		struct type m;                                                            \
-		struct buf again = BUF_INIT(8 * 1024 * 1024);                             \
-		memset(&m, 0, sizeof(m));                                                 \
-		if (prefix##_decode(data, size, &m, &e) == 0) {                           \
-			prefix##_encode(&m, &again);                                      \
-			if (again.len != size || memcmp(again.data, data, size) != 0)     \
-				abort();                                                  \
-			freeing(&m);                                                      \
-		}                                                                         \
-		buf_free(&again);                                                         \
+#define TRY(type, prefix, freeing)                                                                                                 \
+	do {                                                                                                                       \
+		struct type m;                                                                                                     \
+		struct buf again = BUF_INIT(8 * 1024 * 1024);                                                                      \
+		memset(&m, 0, sizeof(m));                                                                                          \
+		if (prefix##_decode(data, size, &m, &e) == 0) {                                                                    \
+			prefix##_encode(&m, &again);                                                                               \
+			if (again.len != size || memcmp(again.data, data, size) != 0)                                              \
+				abort();                                                                                           \
+			freeing(&m);                                                                                               \
+		}                                                                                                                  \
+		buf_free(&again);                                                                                                  \
 	} while (0)
 
 static void try_link(uint8_t which, const uint8_t *data, size_t size)

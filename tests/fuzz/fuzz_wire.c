@@ -46,7 +46,8 @@ static void codecs(const char *s, size_t n)
 
 	must(text_safe(&safe, s, n, false));
 	must(text_utf8_clean((const char *)safe.data, safe.len));
-	must(!memchr(safe.len ? (const char *)safe.data : "", '\n', safe.len) && !memchr(safe.len ? (const char *)safe.data : "", 0x1b, safe.len));
+	must(!memchr(safe.len ? (const char *)safe.data : "", '\n', safe.len) &&
+			!memchr(safe.len ? (const char *)safe.data : "", 0x1b, safe.len));
 	must(text_utf8_border(s, n) <= n && n - text_utf8_border(s, n) <= 3);
 	if (text_unb64(s, n, &plain)) {
 		must(text_b64(&again, plain.data, plain.len));

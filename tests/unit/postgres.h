@@ -46,8 +46,9 @@ static inline pid_t test_postgres_spawn(const struct test_postgres *p, char *con
 
 static inline void test_postgres_start(struct test_postgres *p)
 {
-	char *const argv[] = { (char *)PG_BIN "postgres", (char *)"-D", p->data, (char *)"-k", p->dir, (char *)"-c", (char *)"listen_addresses=",
-		(char *)"-c", (char *)"fsync=off", (char *)"-c", (char *)"max_connections=20", (char *)"-c", (char *)"log_min_messages=panic", NULL };
+	char *const argv[] = { (char *)PG_BIN "postgres", (char *)"-D", p->data, (char *)"-k", p->dir, (char *)"-c",
+		(char *)"listen_addresses=", (char *)"-c", (char *)"fsync=off", (char *)"-c", (char *)"max_connections=20",
+		(char *)"-c", (char *)"log_min_messages=panic", NULL };
 
 	p->pid = test_postgres_spawn(p, argv, true);
 	assert_true(p->pid > 0);
@@ -57,8 +58,8 @@ static inline void test_postgres_start(struct test_postgres *p)
 static inline bool test_postgres_make(struct test_postgres *p)
 {
 	struct passwd *pw = getpwnam("postgres");
-	char *const argv[] = { (char *)PG_BIN "initdb", (char *)"-D", p->data, (char *)"-A", (char *)"trust", (char *)"-U", (char *)"postgres",
-		(char *)"--no-sync", (char *)"-E", (char *)"UTF8", (char *)"--locale=C", NULL };
+	char *const argv[] = { (char *)PG_BIN "initdb", (char *)"-D", p->data, (char *)"-A", (char *)"trust", (char *)"-U",
+		(char *)"postgres", (char *)"--no-sync", (char *)"-E", (char *)"UTF8", (char *)"--locale=C", NULL };
 	int status;
 	pid_t pid;
 

@@ -106,8 +106,9 @@ static void test_buf_grow_and_steal(void **state)
 
 static void test_ids(void **state)
 {
-	static const char *const bad[] = { "", "run", "run_", "run_0123456789abcdef0123456789abcde", "run_0123456789abcdef0123456789abcdef0",
-		"run_0123456789ABCDEF0123456789abcdef", "org_0123456789abcdef0123456789abcdef", "run-0123456789abcdef0123456789abcdef" };
+	static const char *const bad[] = { "", "run", "run_", "run_0123456789abcdef0123456789abcde",
+		"run_0123456789abcdef0123456789abcdef0", "run_0123456789ABCDEF0123456789abcdef",
+		"org_0123456789abcdef0123456789abcdef", "run-0123456789abcdef0123456789abcdef" };
 	char a[ID_MAX], b[ID_MAX], secret[64];
 	uint8_t raw[64];
 	size_t n;
@@ -162,7 +163,8 @@ static void test_log(void **state)
 	line = logged(false, "run=run_1 evil=\x1b[2J\nforged line");
 	assert_string_equal(line + 24, " warn test: run=run_1 evil=?[2J?forged line\n");
 	line = logged(true, "a=\"q\" \\ \x01 \xff \xc3\xa4");
-	assert_non_null(strstr(line, "\"level\":\"warn\",\"role\":\"test\",\"message\":\"a=\\\"q\\\" \\\\ \\u0001 \\u00ff \xc3\xa4\"}\n"));
+	assert_non_null(strstr(
+			line, "\"level\":\"warn\",\"role\":\"test\",\"message\":\"a=\\\"q\\\" \\\\ \\u0001 \\u00ff \xc3\xa4\"}\n"));
 	memset(big, '"', sizeof(big) - 1);
 	big[sizeof(big) - 1] = '\0';
 	line = logged(true, big);
@@ -205,8 +207,13 @@ static void test_clock(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_error_long), cmocka_unit_test(test_error_wrap), cmocka_unit_test(test_buf_bounds),
-		cmocka_unit_test(test_buf_grow_and_steal), cmocka_unit_test(test_ids), cmocka_unit_test(test_log), cmocka_unit_test(test_clock),
+		cmocka_unit_test(test_error_long),
+		cmocka_unit_test(test_error_wrap),
+		cmocka_unit_test(test_buf_bounds),
+		cmocka_unit_test(test_buf_grow_and_steal),
+		cmocka_unit_test(test_ids),
+		cmocka_unit_test(test_log),
+		cmocka_unit_test(test_clock),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

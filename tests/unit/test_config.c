@@ -12,12 +12,38 @@ struct config {
 };
 
 static const struct config_key keys[] = {
-	{ .name = "listen", .type = CONFIG_STRING, .offset = offsetof(struct config, listen), .fallback = "127.0.0.1:8080", .max = 20, .help = "address" },
-	{ .name = "secret", .type = CONFIG_STRING, .offset = offsetof(struct config, secret), .secret = true, .min = 3, .help = "a secret" },
-	{ .name = "names", .type = CONFIG_LIST, .offset = offsetof(struct config, list), .fallback = "", .reloadable = true, .help = "names" },
+	{ .name = "listen",
+			.type = CONFIG_STRING,
+			.offset = offsetof(struct config, listen),
+			.fallback = "127.0.0.1:8080",
+			.max = 20,
+			.help = "address" },
+	{ .name = "secret",
+			.type = CONFIG_STRING,
+			.offset = offsetof(struct config, secret),
+			.secret = true,
+			.min = 3,
+			.help = "a secret" },
+	{ .name = "names",
+			.type = CONFIG_LIST,
+			.offset = offsetof(struct config, list),
+			.fallback = "",
+			.reloadable = true,
+			.help = "names" },
 	{ .name = "note", .type = CONFIG_STRING, .offset = offsetof(struct config, optional), .optional = true, .help = "a note" },
-	{ .name = "max_runs", .type = CONFIG_INT, .offset = offsetof(struct config, count), .fallback = "5", .min = 1, .max = 100, .help = "runs" },
-	{ .name = "mode", .type = CONFIG_ENUM, .offset = offsetof(struct config, mode), .fallback = "auto", .choices = "auto|kvm|emulated", .help = "mode" },
+	{ .name = "max_runs",
+			.type = CONFIG_INT,
+			.offset = offsetof(struct config, count),
+			.fallback = "5",
+			.min = 1,
+			.max = 100,
+			.help = "runs" },
+	{ .name = "mode",
+			.type = CONFIG_ENUM,
+			.offset = offsetof(struct config, mode),
+			.fallback = "auto",
+			.choices = "auto|kvm|emulated",
+			.help = "mode" },
 	{ .name = "verbose", .type = CONFIG_BOOL, .offset = offsetof(struct config, on), .fallback = "off", .help = "talk" },
 };
 
@@ -38,7 +64,10 @@ static int load(const char *text, size_t n, const char *override, struct config 
 
 static void test_refused(void **state)
 {
-	static const struct { const char *text, *override; const char *says; } cases[] = {
+	static const struct {
+		const char *text, *override;
+		const char *says;
+	} cases[] = {
 		{ "secret = abc\nlisten\n", NULL, ":2: \"listen\" is not `key = value`" },
 		{ "secret = abc\nmaxruns = 5\n", NULL, ":2: unknown key \"maxruns\"; did you mean \"max_runs\"?" },
 		{ "secret = abc\nzzzzzzzz = 5\n", NULL, "`help config` lists all keys" },
@@ -93,7 +122,8 @@ static void test_files(void **state)
 
 static void test_good(void **state)
 {
-	static const char text[] = "# comment\n\tsecret=s = 1 # no comment here\r\n\n names =  a, b \nmax_runs = 7\nmode = emulated\nverbose = yes";
+	static const char text[] = "# comment\n\tsecret=s = 1 # no comment here\r\n\n names =  a, b \nmax_runs = 7\nmode = "
+				   "emulated\nverbose = yes";
 	struct config c;
 	struct err e;
 
@@ -124,8 +154,8 @@ static void test_help(void **state)
 
 static void test_addr(void **state)
 {
-	static const char *const bad[] = { "", "localhost", "::1:80", "[::1]", "[::1]80", "a:65536", "a:-1", "a:", "[a:80", "a]:80", "a b:80",
-		"http://a:80" };
+	static const char *const bad[] = { "", "localhost", "::1:80", "[::1]", "[::1]80", "a:65536", "a:-1", "a:", "[a:80", "a]:80",
+		"a b:80", "http://a:80" };
 	char host[64];
 	uint16_t port;
 	struct err e;
@@ -147,8 +177,8 @@ static void test_addr(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = { cmocka_unit_test(test_refused), cmocka_unit_test(test_files), cmocka_unit_test(test_good),
-		cmocka_unit_test(test_help), cmocka_unit_test(test_addr) };
+	const struct CMUnitTest tests[] = { cmocka_unit_test(test_refused), cmocka_unit_test(test_files),
+		cmocka_unit_test(test_good), cmocka_unit_test(test_help), cmocka_unit_test(test_addr) };
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -151,8 +151,17 @@ static bool is_done(void *arg)
 
 static struct curl_request request(const char *method, const char *url, struct call *c)
 {
-	return (struct curl_request){ .method = method, .url = url, .connect_timeout_ms = 2000, .timeout_ms = 5000, .max_body = 100000,
-		.allow_addr = allow, .on_head = on_head, .on_header = on_header, .on_data = on_data, .on_done = on_done, .arg = c };
+	return (struct curl_request){ .method = method,
+		.url = url,
+		.connect_timeout_ms = 2000,
+		.timeout_ms = 5000,
+		.max_body = 100000,
+		.allow_addr = allow,
+		.on_head = on_head,
+		.on_header = on_header,
+		.on_data = on_data,
+		.on_done = on_done,
+		.arg = c };
 }
 
 static const char *url(const char *path)
@@ -184,8 +193,14 @@ static void run(const char *method, const char *where, const void *body, size_t 
 
 static int setup(void **state)
 {
-	struct httpd_options opt = { .listen = "127.0.0.1:0", .max_headers = 8192, .max_body = 100000, .body_budget = 1000000,
-		.request_deadline_ms = 5000, .idle_timeout_ms = 5000, .max_connections = 100, .handler = handler };
+	struct httpd_options opt = { .listen = "127.0.0.1:0",
+		.max_headers = 8192,
+		.max_body = 100000,
+		.body_budget = 1000000,
+		.request_deadline_ms = 5000,
+		.idle_timeout_ms = 5000,
+		.max_connections = 100,
+		.handler = handler };
 	struct err e;
 
 	(void)state;
@@ -211,13 +226,26 @@ static int teardown(void **state)
 
 static void test_bad_requests(void **state)
 {
-	static const struct { const char *method, *url, *header; } cases[] = {
-		{ "GET", "file:///etc/passwd", NULL }, { "GET", "gopher://127.0.0.1/", NULL }, { "GET", "127.0.0.1/", NULL }, { "GET", "", NULL },
-		{ "GET", "http://127.0.0.1/a b", NULL }, { "GET", "http://127.0.0.1/\r\nX: y", NULL }, { "GET", "http://h\xc3\xa4/", NULL },
-		{ "GE T", "http://127.0.0.1/", NULL }, { "", "http://127.0.0.1/", NULL }, { "CONNECT", "http://127.0.0.1/", NULL },
-		{ "GET", "http://127.0.0.1/", "no colon" }, { "GET", "http://127.0.0.1/", ": v" }, { "GET", "http://127.0.0.1/", "A: b\r\nC: d" },
-		{ "GET", "http://127.0.0.1/", "Content-Length: 5" }, { "GET", "http://127.0.0.1/", "transfer-encoding: chunked" },
-		{ "GET", "http://127.0.0.1/", "Expect: 100-continue" }, { "GET", "http://127.0.0.1/", "A : b" },
+	static const struct {
+		const char *method, *url, *header;
+	} cases[] = {
+		{ "GET", "file:///etc/passwd", NULL },
+		{ "GET", "gopher://127.0.0.1/", NULL },
+		{ "GET", "127.0.0.1/", NULL },
+		{ "GET", "", NULL },
+		{ "GET", "http://127.0.0.1/a b", NULL },
+		{ "GET", "http://127.0.0.1/\r\nX: y", NULL },
+		{ "GET", "http://h\xc3\xa4/", NULL },
+		{ "GE T", "http://127.0.0.1/", NULL },
+		{ "", "http://127.0.0.1/", NULL },
+		{ "CONNECT", "http://127.0.0.1/", NULL },
+		{ "GET", "http://127.0.0.1/", "no colon" },
+		{ "GET", "http://127.0.0.1/", ": v" },
+		{ "GET", "http://127.0.0.1/", "A: b\r\nC: d" },
+		{ "GET", "http://127.0.0.1/", "Content-Length: 5" },
+		{ "GET", "http://127.0.0.1/", "transfer-encoding: chunked" },
+		{ "GET", "http://127.0.0.1/", "Expect: 100-continue" },
+		{ "GET", "http://127.0.0.1/", "A : b" },
 	};
 
 	(void)state;
@@ -237,9 +265,9 @@ static void test_bad_requests(void **state)
 
 static void test_addresses(void **state)
 {
-	static const char *const urls[] = { "http://127.0.0.1:1/", "http://localhost:1/", "http://2130706433:1/", "http://0x7f.1:1/",
-		"http://017700000001:1/", "http://[::1]:1/", "http://[::ffff:127.0.0.1]:1/", "http://169.254.169.254/", "http://10.0.0.1/",
-		"http://[fd00::1]/", "http://0.0.0.0:1/" };
+	static const char *const urls[] = { "http://127.0.0.1:1/", "http://localhost:1/", "http://2130706433:1/",
+		"http://0x7f.1:1/", "http://017700000001:1/", "http://[::1]:1/", "http://[::ffff:127.0.0.1]:1/",
+		"http://169.254.169.254/", "http://10.0.0.1/", "http://[fd00::1]/", "http://0.0.0.0:1/" };
 	int64_t from = clock_mono_ns();
 
 	(void)state;
@@ -367,7 +395,8 @@ static void test_refused_connection(void **state)
 
 static void test_cancel(void **state)
 {
-	struct call inside = { .cancel_on_data = true }, before = { 0 }, waiting = { 0 }, killer = { .cancel_other = &waiting }, last = { 0 };
+	struct call inside = { .cancel_on_data = true }, before = { 0 }, waiting = { 0 }, killer = { .cancel_other = &waiting },
+		    last = { 0 };
 	struct curl_request req = request("GET", url("/hold"), &before);
 
 	(void)state;
@@ -492,7 +521,8 @@ static void test_nothing_is_sent_twice(void **state)
 {
 	struct sockaddr_in a = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	socklen_t len = sizeof(a);
-	struct evconnlistener *l = evconnlistener_new_bind(base, flaky_accept, NULL, LEV_OPT_CLOSE_ON_FREE, 10, (struct sockaddr *)&a, sizeof(a));
+	struct evconnlistener *l = evconnlistener_new_bind(
+			base, flaky_accept, NULL, LEV_OPT_CLOSE_ON_FREE, 10, (struct sockaddr *)&a, sizeof(a));
 	struct call first = { 0 }, post = { 0 }, del = { 0 };
 	char where[64];
 
@@ -536,9 +566,19 @@ int main(void)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 	const struct CMUnitTest tests[] = {
-		T(test_bad_requests), T(test_addresses), T(test_plain), T(test_redirect_is_not_followed), T(test_bounds), T(test_timeout),
-		T(test_refused_connection), T(test_cancel), T(test_free_in_done), T(test_pause), T(test_pooled_connection_is_judged),
-		T(test_nothing_is_sent_twice), T(test_many_at_once),
+		T(test_bad_requests),
+		T(test_addresses),
+		T(test_plain),
+		T(test_redirect_is_not_followed),
+		T(test_bounds),
+		T(test_timeout),
+		T(test_refused_connection),
+		T(test_cancel),
+		T(test_free_in_done),
+		T(test_pause),
+		T(test_pooled_connection_is_judged),
+		T(test_nothing_is_sent_twice),
+		T(test_many_at_once),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -68,8 +68,13 @@ static void on_drained(void *arg)
 
 static void open_side(struct side *s, int fd, size_t max_frame, size_t max_queued)
 {
-	struct framed_options opt = { .fd = fd, .max_frame = max_frame, .max_queued = max_queued, .on_frame = on_frame, .on_end = on_end,
-		.on_drained = on_drained, .arg = s };
+	struct framed_options opt = { .fd = fd,
+		.max_frame = max_frame,
+		.max_queued = max_queued,
+		.on_frame = on_frame,
+		.on_end = on_end,
+		.on_drained = on_drained,
+		.arg = s };
 	struct err e;
 
 	memset(s, 0, sizeof(*s));
@@ -124,9 +129,16 @@ static void say(const char *bytes, size_t n)
 
 static void test_lies(void **state)
 {
-	static const struct { const char *bytes; size_t n; const char *says; } cases[] = {
-		{ "\0\0\0\0", 4, "a frame of 0 bytes" }, { "\xea\x03\0\0\x01", 5, "a frame of 1002 bytes; its type and at most 1000 bytes" },
-		{ "\xff\xff\xff\xff", 4, "a frame of 4294967295 bytes" }, { "\x05\0\0\0\x01zz", 7, "ended inside a frame" }, { "\x05\0", 2, "ended inside" },
+	static const struct {
+		const char *bytes;
+		size_t n;
+		const char *says;
+	} cases[] = {
+		{ "\0\0\0\0", 4, "a frame of 0 bytes" },
+		{ "\xea\x03\0\0\x01", 5, "a frame of 1002 bytes; its type and at most 1000 bytes" },
+		{ "\xff\xff\xff\xff", 4, "a frame of 4294967295 bytes" },
+		{ "\x05\0\0\0\x01zz", 7, "ended inside a frame" },
+		{ "\x05\0", 2, "ended inside" },
 		{ "", 0, "" },
 	};
 
@@ -150,7 +162,9 @@ static void test_lies(void **state)
 
 static void test_byte_by_byte(void **state)
 {
-	static const char bytes[] = "\x04\0\0\0\x07" "abc" "\x01\0\0\0\x08";
+	static const char bytes[] = "\x04\0\0\0\x07"
+				    "abc"
+				    "\x01\0\0\0\x08";
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(bytes) - 1; i++) {
@@ -425,8 +439,17 @@ int main(void)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 	const struct CMUnitTest tests[] = {
-		T(test_lies), T(test_byte_by_byte), T(test_many_small), T(test_back_pressure), T(test_pause_inside), T(test_free_inside),
-		T(test_descriptors), T(test_stray_descriptors), T(test_peer_gone_while_sending), T(test_flush), T(test_inbox),
+		T(test_lies),
+		T(test_byte_by_byte),
+		T(test_many_small),
+		T(test_back_pressure),
+		T(test_pause_inside),
+		T(test_free_inside),
+		T(test_descriptors),
+		T(test_stray_descriptors),
+		T(test_peer_gone_while_sending),
+		T(test_flush),
+		T(test_inbox),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -61,7 +61,7 @@ static void handler(void *arg, struct http_req *r)
 	if (strcmp(path, "/a b/c") == 0)
 		http_reply_header(r, "X-Bad", "a\r\nSet-Cookie: b"); /* left out, with a line in the log */
 	snprintf(out, sizeof(out), "[%s %s q=%s n=%zu first=%.1s peer=%s]", http_method_name(r), path, q ? q : "-", n,
-		n ? (const char *)body : "-", http_peer(r));
+			n ? (const char *)body : "-", http_peer(r));
 	http_reply(r, 200, "text/plain", out, strlen(out));
 }
 
@@ -77,8 +77,15 @@ static void refuse(void *arg, struct http_req *r, int status, const char *detail
 static int start(void **state)
 {
 	struct httpd_options opt = {
-		.listen = "127.0.0.1:0", .max_headers = 4096, .max_body = 100000, .body_budget = 250000, .request_deadline_ms = 400,
-		.idle_timeout_ms = 1500, .max_connections = 64, .handler = handler, .refuse = refuse,
+		.listen = "127.0.0.1:0",
+		.max_headers = 4096,
+		.max_body = 100000,
+		.body_budget = 250000,
+		.request_deadline_ms = 400,
+		.idle_timeout_ms = 1500,
+		.max_connections = 64,
+		.handler = handler,
+		.refuse = refuse,
 	};
 	struct err e;
 
@@ -115,7 +122,9 @@ static void has(const char *what)
 
 static void test_refused(void **state)
 {
-	static const struct { const char *bytes, *status; } cases[] = {
+	static const struct {
+		const char *bytes, *status;
+	} cases[] = {
 		{ "GET / HTTP/1.1\nHost: a\n\n", "400" },
 		{ "GET / HTTP/1.1\r\nHost: a\r\nX: 1\r\n folded\r\n\r\n", "400" },
 		{ "POST / HTTP/1.1\r\nHost: a\r\nContent-Length : 3\r\n\r\nabc", "400" },
@@ -536,10 +545,29 @@ int main(void)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, start, stop)
 	const struct CMUnitTest tests[] = {
-		T(test_refused), T(test_nul_in_header), T(test_long_head), T(test_plain), T(test_http10_closes), T(test_byte_by_byte),
-		T(test_pipelined), T(test_pipelined_then_bad), T(test_smuggled), T(test_slow_head_and_body), T(test_idle_is_closed),
-		T(test_answer_later), T(test_client_gone), T(test_half_close_is_answered), T(test_stream), T(test_stream_back_pressure),
-		T(test_abort_in_handler_turn), T(test_body_budget), T(test_expect_continue), T(test_next_request_early), T(test_pipeline_flood), T(test_many_connections), T(test_stop_accepting),
+		T(test_refused),
+		T(test_nul_in_header),
+		T(test_long_head),
+		T(test_plain),
+		T(test_http10_closes),
+		T(test_byte_by_byte),
+		T(test_pipelined),
+		T(test_pipelined_then_bad),
+		T(test_smuggled),
+		T(test_slow_head_and_body),
+		T(test_idle_is_closed),
+		T(test_answer_later),
+		T(test_client_gone),
+		T(test_half_close_is_answered),
+		T(test_stream),
+		T(test_stream_back_pressure),
+		T(test_abort_in_handler_turn),
+		T(test_body_budget),
+		T(test_expect_continue),
+		T(test_next_request_early),
+		T(test_pipeline_flood),
+		T(test_many_connections),
+		T(test_stop_accepting),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

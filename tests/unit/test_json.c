@@ -7,25 +7,54 @@
 
 static void test_refused(void **state)
 {
-	static const struct { const char *s; size_t n; enum err_code code; const char *says; } cases[] = {
-		{ S(""), ERR_INVALID, "byte 0" }, { S("  "), ERR_INVALID, "not valid JSON" }, { S("nul"), ERR_INVALID, NULL },
-		{ S("[1,]"), ERR_INVALID, "/1" }, { S("{\"a\":1,}"), ERR_INVALID, NULL }, { S("{a:1}"), ERR_INVALID, NULL },
-		{ S("[1 2]"), ERR_INVALID, NULL }, { S("1 2"), ERR_INVALID, NULL }, { S("{} x"), ERR_INVALID, NULL },
-		{ S("/* c */ 1"), ERR_INVALID, "comment" }, { S("[1] // c"), ERR_INVALID, NULL }, { S("'a'"), ERR_INVALID, NULL },
-		{ S("01"), ERR_INVALID, NULL }, { S("+1"), ERR_INVALID, NULL }, { S(".5"), ERR_INVALID, NULL }, { S("1."), ERR_INVALID, NULL },
-		{ S("1e"), ERR_INVALID, NULL }, { S("-"), ERR_INVALID, NULL }, { S("NaN"), ERR_INVALID, NULL }, { S("Infinity"), ERR_INVALID, NULL },
-		{ S("\"\n\""), ERR_INVALID, NULL }, { S("\"\\x41\""), ERR_INVALID, NULL }, { S("\"\\u12\""), ERR_INVALID, NULL },
-		{ S("\"abc"), ERR_INVALID, NULL }, { S("\xef\xbb\xbf{}"), ERR_INVALID, NULL }, { S("[\"a\0b\"]"), ERR_INVALID, "byte 3: a NUL" },
-		{ S("\"\\u0000\""), ERR_INVALID, "\\u0000" }, { S("\"\\ud800\""), ERR_INVALID, "surrogate" },
-		{ S("\"\\udc00\""), ERR_INVALID, "surrogate" }, { S("\"\\ud800\\ud800\""), ERR_INVALID, "surrogate" },
-		{ S("\"\\ud800x\""), ERR_INVALID, "surrogate" }, { S("\"\\ud83d\\u0041\""), ERR_INVALID, "surrogate" },
-		{ S("\"\xc0\x80\""), ERR_INVALID, "byte 1: not valid UTF-8" }, { S("\"\xed\xa0\x80\""), ERR_INVALID, "UTF-8" },
-		{ S("\"\xf4\x90\x80\x80\""), ERR_INVALID, "UTF-8" }, { S("\"caf\xc3\""), ERR_INVALID, "byte 4" },
+	static const struct {
+		const char *s;
+		size_t n;
+		enum err_code code;
+		const char *says;
+	} cases[] = {
+		{ S(""), ERR_INVALID, "byte 0" },
+		{ S("  "), ERR_INVALID, "not valid JSON" },
+		{ S("nul"), ERR_INVALID, NULL },
+		{ S("[1,]"), ERR_INVALID, "/1" },
+		{ S("{\"a\":1,}"), ERR_INVALID, NULL },
+		{ S("{a:1}"), ERR_INVALID, NULL },
+		{ S("[1 2]"), ERR_INVALID, NULL },
+		{ S("1 2"), ERR_INVALID, NULL },
+		{ S("{} x"), ERR_INVALID, NULL },
+		{ S("/* c */ 1"), ERR_INVALID, "comment" },
+		{ S("[1] // c"), ERR_INVALID, NULL },
+		{ S("'a'"), ERR_INVALID, NULL },
+		{ S("01"), ERR_INVALID, NULL },
+		{ S("+1"), ERR_INVALID, NULL },
+		{ S(".5"), ERR_INVALID, NULL },
+		{ S("1."), ERR_INVALID, NULL },
+		{ S("1e"), ERR_INVALID, NULL },
+		{ S("-"), ERR_INVALID, NULL },
+		{ S("NaN"), ERR_INVALID, NULL },
+		{ S("Infinity"), ERR_INVALID, NULL },
+		{ S("\"\n\""), ERR_INVALID, NULL },
+		{ S("\"\\x41\""), ERR_INVALID, NULL },
+		{ S("\"\\u12\""), ERR_INVALID, NULL },
+		{ S("\"abc"), ERR_INVALID, NULL },
+		{ S("\xef\xbb\xbf{}"), ERR_INVALID, NULL },
+		{ S("[\"a\0b\"]"), ERR_INVALID, "byte 3: a NUL" },
+		{ S("\"\\u0000\""), ERR_INVALID, "\\u0000" },
+		{ S("\"\\ud800\""), ERR_INVALID, "surrogate" },
+		{ S("\"\\udc00\""), ERR_INVALID, "surrogate" },
+		{ S("\"\\ud800\\ud800\""), ERR_INVALID, "surrogate" },
+		{ S("\"\\ud800x\""), ERR_INVALID, "surrogate" },
+		{ S("\"\\ud83d\\u0041\""), ERR_INVALID, "surrogate" },
+		{ S("\"\xc0\x80\""), ERR_INVALID, "byte 1: not valid UTF-8" },
+		{ S("\"\xed\xa0\x80\""), ERR_INVALID, "UTF-8" },
+		{ S("\"\xf4\x90\x80\x80\""), ERR_INVALID, "UTF-8" },
+		{ S("\"caf\xc3\""), ERR_INVALID, "byte 4" },
 		{ S("{\"a\":1,\"a\":2}"), ERR_INVALID, "\"/a\": this key stands twice" },
 		{ S("{\"a\":[{},{\"b~/c\":1,\"b~/c\":1}]}"), ERR_INVALID, "\"/a/1/b~0~1c\"" },
 		{ S("{\"a\":1,\"\\u0061\":2}"), ERR_INVALID, "twice" },
-		{ S("{\"1\":0,\"2\":0,\"3\":0,\"4\":0,\"5\":0,\"6\":0,\"7\":0,\"8\":0,\"9\":0,\"10\":0,\"11\":0,\"12\":0,\"13\":0,\"7\":0}"),
-			ERR_INVALID, "\"/7\"" },
+		{ S("{\"1\":0,\"2\":0,\"3\":0,\"4\":0,\"5\":0,\"6\":0,\"7\":0,\"8\":0,\"9\":0,\"10\":0,\"11\":0,\"12\":0,\"13\":0,"
+		    "\"7\":0}"),
+				ERR_INVALID, "\"/7\"" },
 	};
 
 	(void)state;
@@ -83,7 +112,8 @@ static void test_limits(void **state)
 static void test_values(void **state)
 {
 	static const char text[] = "{\"s\":\"a\\u00e4\\n\\ud83d\\ude00\\/\",\"i\":-9223372036854775808,\"m\":9223372036854775807,"
-		"\"big\":9223372036854775808,\"d\":1.50,\"e\":1e3,\"t\":true,\"f\":false,\"n\":null,\"a\":[1,\"x\",[]],\"o\":{}}";
+				   "\"big\":9223372036854775808,\"d\":1.50,\"e\":1e3,\"t\":true,\"f\":false,\"n\":null,\"a\":[1,"
+				   "\"x\",[]],\"o\":{}}";
 	struct json *v;
 	const struct json *a;
 	struct err e;
@@ -122,10 +152,15 @@ static void test_values(void **state)
 
 static void test_canonical(void **state)
 {
-	static const struct { const char *in, *out; } cases[] = {
+	static const struct {
+		const char *in, *out;
+	} cases[] = {
 		{ " { \"b\" : 1 , \"a\" : [ 1 , 2.50 ] } ", "{\"a\":[1,2.50],\"b\":1}" },
 		{ "{\"\xc3\xa4\":1,\"z\":2,\"Z\":3,\"\":4}", "{\"\":4,\"Z\":3,\"z\":2,\"\xc3\xa4\":1}" },
-		{ "\"\\u0041\\u001f\\t\\\"\\\\\\/\"", "\"A\\u001f\\t\\\"\\\\/\"" }, { "-0", "0" }, { "[]", "[]" }, { "{}", "{}" },
+		{ "\"\\u0041\\u001f\\t\\\"\\\\\\/\"", "\"A\\u001f\\t\\\"\\\\/\"" },
+		{ "-0", "0" },
+		{ "[]", "[]" },
+		{ "{}", "{}" },
 		{ "{\"a\":{\"d\":null,\"c\":true}}", "{\"a\":{\"c\":true,\"d\":null}}" },
 	};
 
@@ -178,8 +213,9 @@ static void test_writer(void **state)
 	jw_close(&w);
 	jw_close(&w);
 	assert_true(jw_end(&w));
-	assert_string_equal(buf_cstr(&b), "{\"s\":\"q\\\"\\\\\\n\\u0001\x7f\xc3\xa4\",\"null\":null,\"n\":\"abc\",\"i\":-9223372036854775808,"
-		"\"t\":true,\"z\":null,\"a\":[1,{},[2],{\"b\":1.0,\"a\":[]}],\"o\":{}}");
+	assert_string_equal(buf_cstr(&b),
+			"{\"s\":\"q\\\"\\\\\\n\\u0001\x7f\xc3\xa4\",\"null\":null,\"n\":\"abc\",\"i\":-9223372036854775808,"
+			"\"t\":true,\"z\":null,\"a\":[1,{},[2],{\"b\":1.0,\"a\":[]}],\"o\":{}}");
 	json_free(v);
 	buf_free(&b);
 }
@@ -189,20 +225,60 @@ static void wrong(int which, struct jw *w)
 {
 	switch (which) {
 	case 0: break; /* nothing written */
-	case 1: jw_int(w, 1); jw_int(w, 2); break;
+	case 1:
+		jw_int(w, 1);
+		jw_int(w, 2);
+		break;
 	case 2: jw_object(w); break;
-	case 3: jw_object(w); jw_int(w, 1); jw_close(w); break;
-	case 4: jw_object(w); jw_key(w, "a"); jw_close(w); break;
-	case 5: jw_object(w); jw_key(w, "a"); jw_key(w, "b"); jw_int(w, 1); jw_close(w); break;
-	case 6: jw_array(w); jw_key(w, "a"); jw_close(w); break;
+	case 3:
+		jw_object(w);
+		jw_int(w, 1);
+		jw_close(w);
+		break;
+	case 4:
+		jw_object(w);
+		jw_key(w, "a");
+		jw_close(w);
+		break;
+	case 5:
+		jw_object(w);
+		jw_key(w, "a");
+		jw_key(w, "b");
+		jw_int(w, 1);
+		jw_close(w);
+		break;
+	case 6:
+		jw_array(w);
+		jw_key(w, "a");
+		jw_close(w);
+		break;
 	case 7: jw_close(w); break;
-	case 8: jw_key(w, "a"); jw_int(w, 1); break;
+	case 8:
+		jw_key(w, "a");
+		jw_int(w, 1);
+		break;
 	case 9: jw_str(w, "\xff"); break;
 	case 10: jw_strn(w, "a\0b", 3); break;
-	case 11: for (int i = 0; i < 33; i++) jw_array(w); for (int i = 0; i < 33; i++) jw_close(w); break;
-	case 12: jw_object(w); jw_kint(w, "\xc3", 1); jw_close(w); break;
-	case 13: for (int i = 0; i < 100; i++) jw_array(w); for (int i = 0; i < 100; i++) jw_close(w); break;
-	default: jw_str(w, "0123456789012345678901234567890123456789012345678901234567890123456789"); break; /* too long for the buffer */
+	case 11:
+		for (int i = 0; i < 33; i++)
+			jw_array(w);
+		for (int i = 0; i < 33; i++)
+			jw_close(w);
+		break;
+	case 12:
+		jw_object(w);
+		jw_kint(w, "\xc3", 1);
+		jw_close(w);
+		break;
+	case 13:
+		for (int i = 0; i < 100; i++)
+			jw_array(w);
+		for (int i = 0; i < 100; i++)
+			jw_close(w);
+		break;
+	default:
+		jw_str(w, "0123456789012345678901234567890123456789012345678901234567890123456789");
+		break; /* too long for the buffer */
 	}
 }
 
@@ -224,8 +300,12 @@ static void test_writer_mistakes(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_refused), cmocka_unit_test(test_limits), cmocka_unit_test(test_values), cmocka_unit_test(test_canonical),
-		cmocka_unit_test(test_writer), cmocka_unit_test(test_writer_mistakes),
+		cmocka_unit_test(test_refused),
+		cmocka_unit_test(test_limits),
+		cmocka_unit_test(test_values),
+		cmocka_unit_test(test_canonical),
+		cmocka_unit_test(test_writer),
+		cmocka_unit_test(test_writer_mistakes),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -58,8 +58,14 @@ static bool idle(void *arg)
 static struct pgev *open_pg(void (*on_notify)(void *, const char *, const char *), int max)
 {
 	char conninfo[160];
-	struct pgev_options opt = { .conninfo = conninfo, .class_name = "test", .statement_timeout_ms = 3000, .lock_timeout_ms = 1000,
-		.idle_in_tx_timeout_ms = 5000, .search_path = "public, pg_temp", .max_outstanding = max, .on_notify = on_notify };
+	struct pgev_options opt = { .conninfo = conninfo,
+		.class_name = "test",
+		.statement_timeout_ms = 3000,
+		.lock_timeout_ms = 1000,
+		.idle_in_tx_timeout_ms = 5000,
+		.search_path = "public, pg_temp",
+		.max_outstanding = max,
+		.on_notify = on_notify };
 	struct pgev *out;
 	struct err e;
 
@@ -225,7 +231,10 @@ static void test_stale_plan(void **state)
 
 static void test_error_codes(void **state)
 {
-	static const struct { const char *sql, *state; enum err_code code; } cases[] = {
+	static const struct {
+		const char *sql, *state;
+		enum err_code code;
+	} cases[] = {
 		{ "SELECT 1/0", "22012", ERR_INTERNAL },
 		{ "SELEKT", "42601", ERR_INTERNAL },
 		{ "SELECT pg_sleep(10)", "57014", ERR_CONFLICT },
@@ -245,7 +254,7 @@ static void test_error_codes(void **state)
 		assert_null(strchr(a.said, '\x1b'));
 	}
 	assert_string_equal(sql("SELECT 1").text, "1");
-	assert_true(sql("").ok); /* an empty statement is no error to the server */
+	assert_true(sql("").ok);                  /* an empty statement is no error to the server */
 	assert_false(sql("COPY n TO STDOUT").ok); /* belongs to nobody: the connection is given up */
 	assert_true(loop_until(base, connected, pg, 5000));
 }
@@ -440,9 +449,19 @@ int main(void)
 {
 #define T(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 	const struct CMUnitTest tests[] = {
-		T(test_settings_and_values), T(test_reading), T(test_neighbours), T(test_parse_fails_then_works), T(test_stale_plan),
-		T(test_error_codes), T(test_too_many), T(test_large), T(test_listen), T(test_free_inside), T(test_bad_conninfo),
-		T(test_backend_killed), T(test_server_restarted),
+		T(test_settings_and_values),
+		T(test_reading),
+		T(test_neighbours),
+		T(test_parse_fails_then_works),
+		T(test_stale_plan),
+		T(test_error_codes),
+		T(test_too_many),
+		T(test_large),
+		T(test_listen),
+		T(test_free_inside),
+		T(test_bad_conninfo),
+		T(test_backend_killed),
+		T(test_server_restarted),
 	};
 	int rc;
 

@@ -30,24 +30,26 @@ struct message {
 };
 
 #define NO_FREE(m) ((void)(m))
-#define CASE(id, type, prefix, freeing, ...)                                     \
-	static void sample_##id(struct buf *out)                                 \
-	{                                                                        \
-		struct type m = __VA_ARGS__;                                     \
-		prefix##_encode(&m, out);                                        \
-	}                                                                        \
-	static int again_##id(const void *p, size_t n, struct buf *out, struct err *e) \
-	{                                                                        \
-		struct type m;                                                   \
-		memset(&m, 0, sizeof(m));                                        \
-		if (prefix##_decode(p, n, &m, e))                                \
-			return -1;                                               \
-		prefix##_encode(&m, out);                                        \
-		freeing(&m);                                                     \
-		return 0;                                                        \
+#define CASE(id, type, prefix, freeing, ...)                                                                                       \
+	static void sample_##id(struct buf *out)                                                                                   \
+	{                                                                                                                          \
+		struct type m = __VA_ARGS__;                                                                                       \
+		prefix##_encode(&m, out);                                                                                          \
+	}                                                                                                                          \
+	static int again_##id(const void *p, size_t n, struct buf *out, struct err *e)                                             \
+	{                                                                                                                          \
+		struct type m;                                                                                                     \
+		memset(&m, 0, sizeof(m));                                                                                          \
+		if (prefix##_decode(p, n, &m, e))                                                                                  \
+			return -1;                                                                                                 \
+		prefix##_encode(&m, out);                                                                                          \
+		freeing(&m);                                                                                                       \
+		return 0;                                                                                                          \
 	}
 
-static struct model_tool_call tool_calls[] = { { .id = (char[]){ "c1" }, .name = (char[]){ "shell" }, .arguments = (char[]){ "{\"a\"" } } };
+static struct model_tool_call tool_calls[] = {
+	{ .id = (char[]){ "c1" }, .name = (char[]){ "shell" }, .arguments = (char[]){ "{\"a\"" } }
+};
 static struct model_message messages[] = {
 	{ .role = ROLE_USER, .content = (char[]){ "do it" } },
 	{ .role = ROLE_ASSISTANT, .content = (char[]){ "" }, .calls = tool_calls, .call_count = 1 },
@@ -56,35 +58,80 @@ static struct model_message messages[] = {
 static struct guest_file guest_files[] = { { .path = "a/b.txt", .size = 12 } };
 static struct assign_file assign_files[] = { { .path = "notes.md", .size = 4, .sha256 = { 1, 2, 3 } } };
 static struct link_held held[] = { { .run_id = RUN, .token = { 7 }, .spent_micros = 10, .held_micros = 20 } };
-static struct link_assign assigns[] = { { .assignment = (uint8_t *)"abc", .assignment_len = 3, .sealed = (uint8_t *)"d", .sealed_len = 1 } };
+static struct link_assign assigns[] = {
+	{ .assignment = (uint8_t *)"abc", .assignment_len = 3, .sealed = (uint8_t *)"d", .sealed_len = 1 }
+};
 static struct link_command commands[] = { { .id = 9, .kind = LINK_CMD_CANCEL, .run_id = RUN, .token = { 1 } } };
 static struct link_record records[] = { { .type = 4, .bytes = (const uint8_t *)"{}", .len = 2 } };
 
-CASE(model_call, model_call, model_call, model_call_free, { .call = 3, .wish_tokens = 100, .tools = 1, .messages = messages, .message_count = 3 })
+CASE(model_call, model_call, model_call, model_call_free,
+		{ .call = 3, .wish_tokens = 100, .tools = 1, .messages = messages, .message_count = 3 })
 CASE(model_reply, model_reply, model_reply, model_reply_free,
-     { .call = 3, .status = MODEL_OK, .finish = FINISH_TOOL_CALLS, .content = (char[]){ "x" }, .calls = tool_calls, .call_count = 1, .calls_left = 5 })
-CASE(hello, guest_hello, guest_hello, NO_FREE, { .nonce = { 1 }, .protocol = 1, .kernel = "6.1.0", .agent = "0.1", .memory_mib = 512 })
+		{ .call = 3,
+				.status = MODEL_OK,
+				.finish = FINISH_TOOL_CALLS,
+				.content = (char[]){ "x" },
+				.calls = tool_calls,
+				.call_count = 1,
+				.calls_left = 5 })
+CASE(hello, guest_hello, guest_hello, NO_FREE,
+		{ .nonce = { 1 }, .protocol = 1, .kernel = "6.1.0", .agent = "0.1", .memory_mib = 512 })
 CASE(setup, guest_setup, guest_setup, guest_setup_free,
-     { .real_ns = 5, .entropy = { 3 }, .shell = true, .max_model_calls = 9, .tool_timeout_ms = 120000, .prompt = (char[]){ "hi" },
-       .files = guest_files, .file_count = 1 })
+		{ .real_ns = 5,
+				.entropy = { 3 },
+				.shell = true,
+				.max_model_calls = 9,
+				.tool_timeout_ms = 120000,
+				.prompt = (char[]){ "hi" },
+				.files = guest_files,
+				.file_count = 1 })
 CASE(ack, guest_setup_ack, guest_setup_ack, NO_FREE, { .reseeded = true, .clock_set = true, .workdir = "/tmp/x", .boot_id = "b" })
 CASE(gevent, guest_event, guest_event, NO_FREE,
-     { .kind = GE_SHELL_EXITED, .call_id = "c", .text = (const uint8_t *)"t\xff", .text_len = 2, .name = "n", .bytes = -1, .code = 137, .has_signal = true })
+		{ .kind = GE_SHELL_EXITED,
+				.call_id = "c",
+				.text = (const uint8_t *)"t\xff",
+				.text_len = 2,
+				.name = "n",
+				.bytes = -1,
+				.code = 137,
+				.has_signal = true })
 CASE(assignment, assignment, assignment, assignment_free,
-     { .run_id = RUN, .attempt = 1, .queued_at_ms = 1, .next_seq = 2, .timeout_s = 120, .max_model_calls = 100, .memory_mib = 512, .vcpus = 1,
-       .shell = true, .cap_micros = 40000, .price = { .output = 400000 },
-       .model = { .id = "scripted/auto", .upstream = "auto", .base_url = "http://127.0.0.1:1/v1", .limit_param = LIMIT_MAX_TOKENS },
-       .prompt = (char[]){ "p" }, .files = assign_files, .file_count = 1 })
+		{ .run_id = RUN,
+				.attempt = 1,
+				.queued_at_ms = 1,
+				.next_seq = 2,
+				.timeout_s = 120,
+				.max_model_calls = 100,
+				.memory_mib = 512,
+				.vcpus = 1,
+				.shell = true,
+				.cap_micros = 40000,
+				.price = { .output = 400000 },
+				.model = { .id = "scripted/auto",
+						.upstream = "auto",
+						.base_url = "http://127.0.0.1:1/v1",
+						.limit_param = LIMIT_MAX_TOKENS },
+				.prompt = (char[]){ "p" },
+				.files = assign_files,
+				.file_count = 1 })
 CASE(secrets, run_secrets, run_secrets, NO_FREE, { .model_key = "k" })
 CASE(run_end, run_end, run_end, run_end_free,
-     { .code = ERRCODE_TIMED_OUT, .detail = "d", .usage = { .model_calls = 3 }, .cost = { .run_fee = 1, .model = 2, .total = 3 }, .last_seq = 9,
-       .worker_started_t_ms = -1, .isolation = "emulated", .output = (uint8_t *)"out", .output_len = 3 })
+		{ .code = ERRCODE_TIMED_OUT,
+				.detail = "d",
+				.usage = { .model_calls = 3 },
+				.cost = { .run_fee = 1, .model = 2, .total = 3 },
+				.last_seq = 9,
+				.worker_started_t_ms = -1,
+				.isolation = "emulated",
+				.output = (uint8_t *)"out",
+				.output_len = 3 })
 CASE(challenge, link_challenge_reply, link_challenge_reply, NO_FREE, { .challenge = { 1 }, .server_time_ms = 4 })
 CASE(enrol, link_enrol, link_enrol, NO_FREE, { .secret = "ephnt_x", .name = "host", .isolation = "kvm", .labels = "a=b" })
 CASE(enrol_reply, link_enrol_reply, link_enrol_reply, NO_FREE, { .node_id = "node_1" })
-CASE(next, link_next, link_next, link_next_free, { .epoch = 1, .free_memory_mib = 2, .isolation = "kvm", .wait_ms = 10000, .held = held, .held_count = 1 })
+CASE(next, link_next, link_next, link_next_free,
+		{ .epoch = 1, .free_memory_mib = 2, .isolation = "kvm", .wait_ms = 10000, .held = held, .held_count = 1 })
 CASE(next_reply, link_next_reply, link_next_reply, link_next_reply_free,
-     { .lease_ms = 60000, .assigns = assigns, .assign_count = 1, .commands = commands, .command_count = 1 })
+		{ .lease_ms = 60000, .assigns = assigns, .assign_count = 1, .commands = commands, .command_count = 1 })
 CASE(start, link_start, link_start, NO_FREE, { .run_id = RUN, .token = { 2 } })
 CASE(start_reply, link_start_reply, link_start_reply, NO_FREE, { .fence = FENCE_STALE })
 CASE(events, link_events, link_events, link_events_free, { .run_id = RUN, .first_seq = 3, .records = records, .record_count = 1 })
@@ -95,16 +142,50 @@ CASE(refuse, link_refuse, link_refuse, NO_FREE, { .run_id = RUN, .failed = true,
 CASE(refuse_reply, link_refuse_reply, link_refuse_reply, NO_FREE, { .fence = FENCE_APPLIED })
 CASE(blob, link_blob, link_blob, NO_FREE, { .run_id = RUN, .offset = 4 })
 CASE(blob_reply, link_blob_reply, link_blob_reply, NO_FREE, { .total = 3, .bytes = (const uint8_t *)"abc", .len = 3 })
-CASE(link_init, role_link_init, role_link_init, NO_FREE, { .node_id = "n", .addresses = "tls+tcp://h:1", .epoch = 3, .poll_ms = 10000 })
+CASE(link_init, role_link_init, role_link_init, NO_FREE,
+		{ .node_id = "n", .addresses = "tls+tcp://h:1", .epoch = 3, .poll_ms = 10000 })
 CASE(vm, role_vm, role_vm, NO_FREE, { .run_id = RUN, .state = VM_RUNNING, .first_seq = 3 })
 CASE(broker_assign, role_broker_assign, role_broker_assign, role_broker_assign_free,
-     { .assignment = (uint8_t *)"a", .assignment_len = 1, .secrets = (uint8_t *)"s", .secrets_len = 1, .vmm = "qemu", .jail = "full", .start_mode = "cold" })
+		{ .assignment = (uint8_t *)"a",
+				.assignment_len = 1,
+				.secrets = (uint8_t *)"s",
+				.secrets_len = 1,
+				.vmm = "qemu",
+				.jail = "full",
+				.start_mode = "cold" })
 
-#define ROW(id) { #id, sample_##id, again_##id }
+#define ROW(id)                                                                                                                    \
+	{                                                                                                                          \
+#id, sample_##id, again_##id                                                                                       \
+	}
 static const struct message all[] = {
-	ROW(model_call), ROW(model_reply), ROW(hello), ROW(setup), ROW(ack), ROW(gevent), ROW(assignment), ROW(secrets), ROW(run_end), ROW(challenge),
-	ROW(enrol), ROW(enrol_reply), ROW(next), ROW(next_reply), ROW(start), ROW(start_reply), ROW(events), ROW(events_reply), ROW(finish),
-	ROW(finish_reply), ROW(refuse), ROW(refuse_reply), ROW(blob), ROW(blob_reply), ROW(link_init), ROW(vm), ROW(broker_assign),
+	ROW(model_call),
+	ROW(model_reply),
+	ROW(hello),
+	ROW(setup),
+	ROW(ack),
+	ROW(gevent),
+	ROW(assignment),
+	ROW(secrets),
+	ROW(run_end),
+	ROW(challenge),
+	ROW(enrol),
+	ROW(enrol_reply),
+	ROW(next),
+	ROW(next_reply),
+	ROW(start),
+	ROW(start_reply),
+	ROW(events),
+	ROW(events_reply),
+	ROW(finish),
+	ROW(finish_reply),
+	ROW(refuse),
+	ROW(refuse_reply),
+	ROW(blob),
+	ROW(blob_reply),
+	ROW(link_init),
+	ROW(vm),
+	ROW(broker_assign),
 };
 #define COUNT (sizeof(all) / sizeof(all[0]))
 
@@ -218,7 +299,8 @@ static void test_frames(void **state)
 static void test_paths(void **state)
 {
 	static const char *const good[] = { "a", "a/b", ".hidden", "a..b", "a/...", "\xc3\xa9.txt", "a b" };
-	static const char *const bad[] = { "", "/a", "a/", "a//b", ".", "..", "a/..", "../a", "a/./b", "a\nb", "\xff", "\xc0\xaf", "a/\x7f" };
+	static const char *const bad[] = { "", "/a", "a/", "a//b", ".", "..", "a/..", "../a", "a/./b", "a\nb", "\xff", "\xc0\xaf",
+		"a/\x7f" };
 	char deep[GUEST_PATH_MAX + 2];
 
 	(void)state;
@@ -259,8 +341,12 @@ static void test_join_token(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_round_trip), cmocka_unit_test(test_cut_and_trailing), cmocka_unit_test(test_mutations),
-		cmocka_unit_test(test_frames),     cmocka_unit_test(test_paths),            cmocka_unit_test(test_join_token),
+		cmocka_unit_test(test_round_trip),
+		cmocka_unit_test(test_cut_and_trailing),
+		cmocka_unit_test(test_mutations),
+		cmocka_unit_test(test_frames),
+		cmocka_unit_test(test_paths),
+		cmocka_unit_test(test_join_token),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -17,7 +17,9 @@
 
 static void make(struct buf *b, enum event_source source, enum event_type type, uint64_t seq, const char *data)
 {
-	struct event_head h = { .run_id = RUN, .seq = seq, .queued_at_ms = 1700000000000, .t_ms = 2421, .source = source, .type = type };
+	struct event_head h = {
+		.run_id = RUN, .seq = seq, .queued_at_ms = 1700000000000, .t_ms = 2421, .source = source, .type = type
+	};
 
 	assert_true(event_make(b, &h, data, strlen(data)));
 }
@@ -71,7 +73,8 @@ static void test_refused(void **state)
 		{ "data is no object", "\"data\":{\"boot_ms\":1}", "\"data\":[1]" },
 		{ "member twice", "\"data\":", "\"seq\":3,\"data\":" },
 		{ "member missing", "\"t\":2.421,", "" },
-		{ "member moved", "\"seq\":3,\"at\":\"2023-11-14T22:13:22.421Z\"", "\"at\":\"2023-11-14T22:13:22.421Z\",\"seq\":3" },
+		{ "member moved", "\"seq\":3,\"at\":\"2023-11-14T22:13:22.421Z\"",
+				"\"at\":\"2023-11-14T22:13:22.421Z\",\"seq\":3" },
 		{ "at is no time", "2023-11-14T22:13:22.421Z", "yesterday" },
 		{ "line break", "{\"boot_ms\":1}", "{\n\"boot_ms\":1}" },
 		{ "trailing bytes", "}}", "}}x" },
@@ -104,7 +107,12 @@ static void test_refused(void **state)
 static void test_bound(void **state)
 {
 	struct buf data = BUF_INIT(1 << 20), b = BUF_INIT(1 << 20);
-	struct event_head h = { .run_id = RUN, .seq = 20000, .queued_at_ms = 1700000000000, .t_ms = 3600000, .source = EVENT_GUEST, .type = EV_SHELL_OUTPUT };
+	struct event_head h = { .run_id = RUN,
+		.seq = 20000,
+		.queued_at_ms = 1700000000000,
+		.t_ms = 3600000,
+		.source = EVENT_GUEST,
+		.type = EV_SHELL_OUTPUT };
 
 	(void)state;
 	assert_true(buf_add_str(&data, "{\"call_id\":\"\",\"stream\":\"stdout\",\"text\":\""));
@@ -142,8 +150,11 @@ static void test_tables(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_bytes), cmocka_unit_test(test_chain), cmocka_unit_test(test_refused),
-		cmocka_unit_test(test_bound), cmocka_unit_test(test_tables),
+		cmocka_unit_test(test_bytes),
+		cmocka_unit_test(test_chain),
+		cmocka_unit_test(test_refused),
+		cmocka_unit_test(test_bound),
+		cmocka_unit_test(test_tables),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -35,13 +35,30 @@ static int feed(const char *in, size_t n, size_t step, size_t max, struct log *l
 
 static void test_streams(void **state)
 {
-	static const struct { const char *in, *out; } cases[] = {
-		{ "", "" }, { "data: a\n", "" }, { "data: a\n\n", "(||a|1)" }, { "data:a\r\n\r\n", "(||a|1)" }, { "data: a\r\r", "(||a|1)" },
-		{ "data:  a \n\n", "(|| a |3)" }, { "data: a\ndata: b\ndata\n\n", "(||a\nb\n|4)" }, { "data\n\n", "(|||0)" }, { "\n\n\n", "" },
-		{ ": comment\n\nevent: x\n\ndata: 1\n\n", "(||1|1)" }, { "event: x\ndata: 1\n\ndata: 2\n\n", "(x||1|1)(||2|1)" },
-		{ "id: 7\ndata: 1\n\ndata: 2\n\nid\ndata: 3\n\n", "(|7|1|1)(|7|2|1)(||3|1)" }, { "retry: 10\nfoo: bar\ndata: 1\n\n", "(||1|1)" },
-		{ "\xef\xbb\xbf" "data: 1\n\n", "(||1|1)" }, { "\xef\xbb" "data: 1\n\ndata: 2\n\n", "(||2|1)" },
-		{ "data: \xc3\xa4\r\ndata: b\r\n\r\n\r\ndata: c\n\n", "(||\xc3\xa4\nb|4)(||c|1)" }, { "data: a:b: c\n\n", "(||a:b: c|6)" },
+	static const struct {
+		const char *in, *out;
+	} cases[] = {
+		{ "", "" },
+		{ "data: a\n", "" },
+		{ "data: a\n\n", "(||a|1)" },
+		{ "data:a\r\n\r\n", "(||a|1)" },
+		{ "data: a\r\r", "(||a|1)" },
+		{ "data:  a \n\n", "(|| a |3)" },
+		{ "data: a\ndata: b\ndata\n\n", "(||a\nb\n|4)" },
+		{ "data\n\n", "(|||0)" },
+		{ "\n\n\n", "" },
+		{ ": comment\n\nevent: x\n\ndata: 1\n\n", "(||1|1)" },
+		{ "event: x\ndata: 1\n\ndata: 2\n\n", "(x||1|1)(||2|1)" },
+		{ "id: 7\ndata: 1\n\ndata: 2\n\nid\ndata: 3\n\n", "(|7|1|1)(|7|2|1)(||3|1)" },
+		{ "retry: 10\nfoo: bar\ndata: 1\n\n", "(||1|1)" },
+		{ "\xef\xbb\xbf"
+		  "data: 1\n\n",
+				"(||1|1)" },
+		{ "\xef\xbb"
+		  "data: 1\n\ndata: 2\n\n",
+				"(||2|1)" },
+		{ "data: \xc3\xa4\r\ndata: b\r\n\r\n\r\ndata: c\n\n", "(||\xc3\xa4\nb|4)(||c|1)" },
+		{ "data: a:b: c\n\n", "(||a:b: c|6)" },
 	};
 
 	(void)state;
@@ -61,7 +78,8 @@ static void test_streams(void **state)
 
 static void test_bounds(void **state)
 {
-	static const char *const cases[] = { "data: 12345678901\n\n", ": comment that is too long", "data: 12345\ndata: 678901\n\n", "12345678901234567890" };
+	static const char *const cases[] = { "data: 12345678901\n\n", ": comment that is too long", "data: 12345\ndata: 678901\n\n",
+		"12345678901234567890" };
 
 	(void)state;
 	for (size_t i = 0; i < COUNT(cases); i++) {
@@ -107,8 +125,8 @@ static void test_writer(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = { cmocka_unit_test(test_streams), cmocka_unit_test(test_bounds), cmocka_unit_test(test_nul_and_stop),
-		cmocka_unit_test(test_writer) };
+	const struct CMUnitTest tests[] = { cmocka_unit_test(test_streams), cmocka_unit_test(test_bounds),
+		cmocka_unit_test(test_nul_and_stop), cmocka_unit_test(test_writer) };
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,14 +5,34 @@
 
 static void test_utf8(void **state)
 {
-	static const struct { const char *s; size_t n; bool valid, clean; } cases[] = {
-		{ "\xff", 1, false, false }, { "\x80", 1, false, false }, { "\xc3", 1, false, false }, { "\xc0\x80", 2, false, false },
-		{ "\xc1\xbf", 2, false, false }, { "\xe0\x9f\xbf", 3, false, false }, { "\xed\xa0\x80", 3, false, false },
-		{ "\xed\xbf\xbf", 3, false, false }, { "\xf0\x8f\xbf\xbf", 4, false, false }, { "\xf4\x90\x80\x80", 4, false, false },
-		{ "\xf5\x80\x80\x80", 4, false, false }, { "\xf8\x88\x80\x80\x80", 5, false, false }, { "\xe2\x82", 2, false, false },
-		{ "a\xe2\x82\x41", 4, false, false }, { "a\0b", 3, true, false }, { "", 0, true, true }, { "abc", 3, true, true },
-		{ "\xc2\x80", 2, true, true }, { "\xe0\xa0\x80", 3, true, true }, { "\xed\x9f\xbf", 3, true, true },
-		{ "\xee\x80\x80", 3, true, true }, { "\xf0\x90\x80\x80", 4, true, true }, { "\xf4\x8f\xbf\xbf", 4, true, true },
+	static const struct {
+		const char *s;
+		size_t n;
+		bool valid, clean;
+	} cases[] = {
+		{ "\xff", 1, false, false },
+		{ "\x80", 1, false, false },
+		{ "\xc3", 1, false, false },
+		{ "\xc0\x80", 2, false, false },
+		{ "\xc1\xbf", 2, false, false },
+		{ "\xe0\x9f\xbf", 3, false, false },
+		{ "\xed\xa0\x80", 3, false, false },
+		{ "\xed\xbf\xbf", 3, false, false },
+		{ "\xf0\x8f\xbf\xbf", 4, false, false },
+		{ "\xf4\x90\x80\x80", 4, false, false },
+		{ "\xf5\x80\x80\x80", 4, false, false },
+		{ "\xf8\x88\x80\x80\x80", 5, false, false },
+		{ "\xe2\x82", 2, false, false },
+		{ "a\xe2\x82\x41", 4, false, false },
+		{ "a\0b", 3, true, false },
+		{ "", 0, true, true },
+		{ "abc", 3, true, true },
+		{ "\xc2\x80", 2, true, true },
+		{ "\xe0\xa0\x80", 3, true, true },
+		{ "\xed\x9f\xbf", 3, true, true },
+		{ "\xee\x80\x80", 3, true, true },
+		{ "\xf0\x90\x80\x80", 4, true, true },
+		{ "\xf4\x8f\xbf\xbf", 4, true, true },
 	};
 
 	(void)state;
@@ -24,11 +44,28 @@ static void test_utf8(void **state)
 
 static void test_utf8_border(void **state)
 {
-	static const struct { const char *s; size_t n, border; } cases[] = {
-		{ "", 0, 0 }, { "abc", 3, 3 }, { "a\xc3", 2, 1 }, { "a\xc3\xa4", 3, 3 }, { "a\xe2", 2, 1 }, { "a\xe2\x82", 3, 1 },
-		{ "a\xe2\x82\xac", 4, 4 }, { "a\xf0", 2, 1 }, { "a\xf0\x9f", 3, 1 }, { "a\xf0\x9f\x98", 4, 1 }, { "a\xf0\x9f\x98\x80", 5, 5 },
-		{ "\x80\x80\x80\x80", 4, 4 }, { "\xff", 1, 1 }, { "a\xff", 2, 2 }, { "\xe0\x80", 2, 2 } /* can never become valid */,
-		{ "\xed\xa0", 2, 2 }, { "\xc3\xa4\x80", 3, 3 }, { "\xf4\x90\x80", 3, 3 },
+	static const struct {
+		const char *s;
+		size_t n, border;
+	} cases[] = {
+		{ "", 0, 0 },
+		{ "abc", 3, 3 },
+		{ "a\xc3", 2, 1 },
+		{ "a\xc3\xa4", 3, 3 },
+		{ "a\xe2", 2, 1 },
+		{ "a\xe2\x82", 3, 1 },
+		{ "a\xe2\x82\xac", 4, 4 },
+		{ "a\xf0", 2, 1 },
+		{ "a\xf0\x9f", 3, 1 },
+		{ "a\xf0\x9f\x98", 4, 1 },
+		{ "a\xf0\x9f\x98\x80", 5, 5 },
+		{ "\x80\x80\x80\x80", 4, 4 },
+		{ "\xff", 1, 1 },
+		{ "a\xff", 2, 2 },
+		{ "\xe0\x80", 2, 2 } /* can never become valid */,
+		{ "\xed\xa0", 2, 2 },
+		{ "\xc3\xa4\x80", 3, 3 },
+		{ "\xf4\x90\x80", 3, 3 },
 	};
 
 	(void)state;
@@ -62,9 +99,18 @@ static void test_money(void **state)
 {
 	static const char *const bad[] = { "", ".", ".5", "5.", "-1", "+1", "1.0000001", "1e3", "$1", "1.2.3", " 1", "1000000001",
 		"9999999999999999999" };
-	static const struct { const char *s; int64_t micros; const char *shown; } good[] = {
-		{ "0", 0, "$0.00" }, { "0.05", 50000, "$0.05" }, { "0.00353", 3530, "$0.00353" }, { "1", 1000000, "$1.00" },
-		{ "0.000001", 1, "$0.000001" }, { "12.5", 12500000, "$12.50" }, { "1000000000", INT64_C(1000000000000000), "$1000000000.00" },
+	static const struct {
+		const char *s;
+		int64_t micros;
+		const char *shown;
+	} good[] = {
+		{ "0", 0, "$0.00" },
+		{ "0.05", 50000, "$0.05" },
+		{ "0.00353", 3530, "$0.00353" },
+		{ "1", 1000000, "$1.00" },
+		{ "0.000001", 1, "$0.000001" },
+		{ "12.5", 12500000, "$12.50" },
+		{ "1000000000", INT64_C(1000000000000000), "$1000000000.00" },
 	};
 	int64_t v;
 	char out[32];
@@ -87,13 +133,18 @@ static void test_money(void **state)
 
 static void test_time(void **state)
 {
-	static const char *const bad[] = { "", "2026-11-30", "2026-11-30T12:00:00", "2026-11-30T12:00:00+01:00", "2026-11-30 12:00:00Z",
-		"2026-13-01T00:00:00Z", "2026-02-29T00:00:00Z", "1900-02-29T00:00:00Z", "2026-11-30T24:00:00Z", "2026-11-30T12:60:00Z",
-		"2026-11-30T12:00:60Z", "2026-11-30T12:00:00.Z", "2026-11-30T12:00:00Zx", "2026-11-30T12:00:00.1234567890Z",
-		"0000-01-01T00:00:00Z", "2026-1-30T12:00:00Z" };
-	static const struct { const char *s; int64_t ms; } good[] = {
-		{ "1970-01-01T00:00:00.000Z", 0 }, { "2026-11-30T12:00:00.123Z", INT64_C(1796040000123) },
-		{ "1969-12-31T23:59:59.999Z", -1 }, { "2000-02-29T00:00:00.000Z", INT64_C(951782400000) },
+	static const char *const bad[] = { "", "2026-11-30", "2026-11-30T12:00:00", "2026-11-30T12:00:00+01:00",
+		"2026-11-30 12:00:00Z", "2026-13-01T00:00:00Z", "2026-02-29T00:00:00Z", "1900-02-29T00:00:00Z",
+		"2026-11-30T24:00:00Z", "2026-11-30T12:60:00Z", "2026-11-30T12:00:60Z", "2026-11-30T12:00:00.Z",
+		"2026-11-30T12:00:00Zx", "2026-11-30T12:00:00.1234567890Z", "0000-01-01T00:00:00Z", "2026-1-30T12:00:00Z" };
+	static const struct {
+		const char *s;
+		int64_t ms;
+	} good[] = {
+		{ "1970-01-01T00:00:00.000Z", 0 },
+		{ "2026-11-30T12:00:00.123Z", INT64_C(1796040000123) },
+		{ "1969-12-31T23:59:59.999Z", -1 },
+		{ "2000-02-29T00:00:00.000Z", INT64_C(951782400000) },
 	};
 	int64_t ms;
 	char out[32];
@@ -162,13 +213,28 @@ static void test_hex_and_base64(void **state)
 
 static void test_safe(void **state)
 {
-	static const struct { const char *in; size_t n; bool lines; const char *out; } cases[] = {
-		{ "a\x1b[31mb", 7, false, "a\\x1b[31mb" }, { "\x07\x7f\0", 3, false, "\\x07\\x7f\\x00" },
-		{ "a\nb\tc\rd", 7, false, "a\\x0ab\\x09c\\x0dd" }, { "a\nb\tc\rd", 7, true, "a\nb\tc\\x0dd" },
-		{ "\xc2\x9b" "31m", 5, false, "\\u{9b}31m" }, { "\xff\xc3", 2, false, "\\xff\\xc3" },
-		{ "\xe2\x80\xae" "abc", 6, false, "\\u{202e}abc" }, { "\xe2\x81\xa6", 3, false, "\\u{2066}" },
-		{ "\xe2\x80\x8e\xe2\x80\x8f", 6, false, "\\u{200e}\\u{200f}" }, { "\xe2\x80\xa8", 3, true, "\\u{2028}" },
-		{ "h\xc3\xa4\xf0\x9f\x98\x80", 7, false, "h\xc3\xa4\xf0\x9f\x98\x80" }, { "", 0, false, "" },
+	static const struct {
+		const char *in;
+		size_t n;
+		bool lines;
+		const char *out;
+	} cases[] = {
+		{ "a\x1b[31mb", 7, false, "a\\x1b[31mb" },
+		{ "\x07\x7f\0", 3, false, "\\x07\\x7f\\x00" },
+		{ "a\nb\tc\rd", 7, false, "a\\x0ab\\x09c\\x0dd" },
+		{ "a\nb\tc\rd", 7, true, "a\nb\tc\\x0dd" },
+		{ "\xc2\x9b"
+		  "31m",
+				5, false, "\\u{9b}31m" },
+		{ "\xff\xc3", 2, false, "\\xff\\xc3" },
+		{ "\xe2\x80\xae"
+		  "abc",
+				6, false, "\\u{202e}abc" },
+		{ "\xe2\x81\xa6", 3, false, "\\u{2066}" },
+		{ "\xe2\x80\x8e\xe2\x80\x8f", 6, false, "\\u{200e}\\u{200f}" },
+		{ "\xe2\x80\xa8", 3, true, "\\u{2028}" },
+		{ "h\xc3\xa4\xf0\x9f\x98\x80", 7, false, "h\xc3\xa4\xf0\x9f\x98\x80" },
+		{ "", 0, false, "" },
 	};
 
 	(void)state;
@@ -197,8 +263,14 @@ static void test_fmt(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(test_utf8), cmocka_unit_test(test_utf8_border), cmocka_unit_test(test_i64), cmocka_unit_test(test_money),
-		cmocka_unit_test(test_time), cmocka_unit_test(test_hex_and_base64), cmocka_unit_test(test_safe), cmocka_unit_test(test_fmt),
+		cmocka_unit_test(test_utf8),
+		cmocka_unit_test(test_utf8_border),
+		cmocka_unit_test(test_i64),
+		cmocka_unit_test(test_money),
+		cmocka_unit_test(test_time),
+		cmocka_unit_test(test_hex_and_base64),
+		cmocka_unit_test(test_safe),
+		cmocka_unit_test(test_fmt),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

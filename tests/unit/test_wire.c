@@ -75,7 +75,7 @@ static void test_cuts_and_trail(void **state)
 static void test_lies(void **state)
 {
 	static const uint8_t huge[] = { 0xff, 0xff, 0xff, 0xff, 'a' }, two[] = { 2 }, nul[] = { 2, 0, 0, 0, 'a', 0 },
-		bad[] = { 2, 0, 0, 0, 'a', 0xff }, six[] = { 6, 0, 0, 0, '1', '2', '3', '4', '5', '6' };
+			     bad[] = { 2, 0, 0, 0, 'a', 0xff }, six[] = { 6, 0, 0, 0, '1', '2', '3', '4', '5', '6' };
 	struct wire_reader r;
 	char fixed[6];
 	size_t n;
@@ -122,7 +122,8 @@ static void test_writer_full(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = { cmocka_unit_test(test_cuts_and_trail), cmocka_unit_test(test_lies), cmocka_unit_test(test_writer_full) };
+	const struct CMUnitTest tests[] = { cmocka_unit_test(test_cuts_and_trail), cmocka_unit_test(test_lies),
+		cmocka_unit_test(test_writer_full) };
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -18,10 +18,10 @@
 
 #define COUNT(a) (sizeof(a) / sizeof((a)[0]))
 
-#define assert_ok(call) \
-	do { \
-		if ((call) != 0) \
-			fail_msg("%s: %s", #call, e.text); \
+#define assert_ok(call)                                                                                                            \
+	do {                                                                                                                       \
+		if ((call) != 0)                                                                                                   \
+			fail_msg("%s: %s", #call, e.text);                                                                         \
 	} while (0)
 
 #endif
