@@ -46,6 +46,8 @@ CREATE TABLE runs (
 	PRIMARY KEY (run_id)
 ) PARTITION BY RANGE (run_id);
 CREATE INDEX runs_org ON runs (org_id, run_id);
+-- For lists by an end, of which there may be few among many.
+CREATE INDEX runs_ended ON runs (org_id, status, run_id) WHERE ended_at_ms IS NOT NULL;
 
 CREATE TABLE run_content (
 	run_id text COLLATE "C" NOT NULL,
@@ -89,7 +91,7 @@ CREATE TABLE events (
 ) PARTITION BY RANGE (run_id);
 
 -- One row for each run that is not settled. Narrow, and no index on what changes but for the node, so that updates stay on the
--- page (HOT). state: queued, claimed, running, ending, ended.
+-- page (HOT); the organization's index, for lists of what is queued or running, never changes. state: queued, claimed, running, ending, ended.
 CREATE TABLE run_live (
 	run_id text COLLATE "C" PRIMARY KEY,
 	org_id text NOT NULL,
@@ -116,6 +118,7 @@ CREATE TABLE run_live (
 	avoid integer[] NOT NULL DEFAULT '{}'
 ) WITH (fillfactor = 50);
 CREATE INDEX run_live_node ON run_live (node_id) WHERE node_id IS NOT NULL;
+CREATE INDEX run_live_org ON run_live (org_id, run_id);
 
 -- Ended and not settled.
 CREATE TABLE settle_pending (

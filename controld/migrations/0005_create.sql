@@ -12,7 +12,6 @@ DECLARE
 	v_now bigint := eph_now_ms();
 	v_prefix text := eph_run_bound(v_now);
 	v_fresh text[] := '{}';       -- runs that hold a new idempotency row
-	v_refused text[] := '{}';
 	a_idx integer[] := '{}'; a_run text[] := '{}'; a_ready boolean[] := '{}'; a_vt bigint[] := '{}'; a_class smallint[] := '{}';
 	o_idx integer[] := '{}'; o_result text[] := '{}'; o_run text[] := '{}'; o_created bigint[] := '{}';
 	o_needed bigint[] := '{}'; o_available bigint[] := '{}'; o_lim bigint[] := '{}'; o_class smallint[] := '{}';
@@ -53,7 +52,8 @@ BEGIN
 	FOR r IN
 		SELECT x.*, i.body_hash AS seen_hash, i.run_id AS seen_run
 		FROM jsonb_to_recordset(p_rows) AS x(idx integer, run text, org text, ik text, ih text, cap bigint, mem integer, vcpus integer, emu boolean)
-		LEFT JOIN idempotency i ON x.ik IS NOT NULL AND i.org_id = x.org AND i.endpoint = 'runs' AND i.key = x.ik
+		LEFT JOIN LATERAL (SELECT k.body_hash, k.run_id FROM idempotency k
+			WHERE k.org_id = x.org AND k.endpoint = 'runs' AND k.key = x.ik LIMIT 1) i ON true -- by its index, however small the table was
 		ORDER BY x.org, x.mem, x.vcpus, x.emu, x.idx
 	LOOP
 		v_run := v_prefix || r.run;
@@ -125,7 +125,7 @@ BEGIN
 				END IF;
 			END IF;
 			IF v_result <> 'created' AND r.ik IS NOT NULL THEN
-				v_refused := v_refused || v_run;
+				DELETE FROM idempotency i WHERE i.org_id = r.org AND i.endpoint = 'runs' AND i.key = r.ik AND i.run_id = v_run;
 			END IF;
 		END IF;
 		o_idx := o_idx || r.idx; o_result := o_result || v_result; o_run := o_run || v_run; o_created := o_created || v_created;
@@ -134,10 +134,6 @@ BEGIN
 	IF v_org <> '' AND h.org_id IS NOT NULL THEN
 		UPDATE org_hot SET reserved = h.reserved, admitted = h.admitted, open = h.open WHERE org_id = v_org;
 		UPDATE org_class oc SET vt = v_vt WHERE oc.org_id = v_org AND oc.class_id = v_cls;
-	END IF;
-	IF cardinality(v_refused) > 0 THEN
-		DELETE FROM idempotency i WHERE i.run_id = ANY (v_refused)
-			AND (i.org_id, i.key) IN (SELECT x.org, x.ik FROM jsonb_to_recordset(p_rows) AS x(org text, ik text));
 	END IF;
 
 	IF cardinality(a_idx) > 0 THEN

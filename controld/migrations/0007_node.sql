@@ -143,6 +143,10 @@ BEGIN
 		v_want := CASE WHEN v_here = 0 AND v_now >= n.probation_until_ms THEN least(v_want, 1) ELSE 0 END;
 	END IF;
 	v_assign := v_again;
+	-- What it says is free is believed only next to what it holds here: a node that lies takes no more than the runs it has places for.
+	IF v_want > 0 THEN
+		SELECT least(v_slots, least(p_total_slots, 1024) - count(*)) INTO v_slots FROM run_live l WHERE l.node_id = p_node AND l.state <> 'ended';
+	END IF;
 	IF v_want > 0 AND v_slots > 0 THEN
 		v_assign := v_assign || eph_claim(p_node, v_now, v_want, v_memory, v_vcpus, v_slots, p_total_memory, p_total_vcpus, v_isolation, p_tokens);
 	END IF;
@@ -330,7 +334,9 @@ BEGIN
 	END IF;
 	-- A receipt counts only for the chain that is stored here.
 	SELECT e.hash = p_last_hash INTO v_same FROM events e WHERE e.run_id = p_run AND e.seq = p_last_seq;
-	UPDATE runs SET isolation = nullif(p_isolation, ''), node_seq = p_last_seq, node_hash = p_last_hash, image_hash = p_image_hash,
+	-- A node may have run it in less than it enrolled as, never in more.
+	UPDATE runs SET isolation = CASE WHEN (SELECT n.isolation FROM nodes n WHERE n.id = p_node) = 'kvm' THEN nullif(p_isolation, '') ELSE 'emulated' END,
+		node_seq = p_last_seq, node_hash = p_last_hash, image_hash = p_image_hash,
 		receipt_signature = CASE WHEN v_same AND p_signature <> decode(repeat('00', 64), 'hex') THEN p_signature END
 	WHERE run_id = p_run;
 	PERFORM eph_end(p_run, v_now, p_status, p_code, p_message, p_usage, p_cost);
@@ -339,6 +345,13 @@ BEGIN
 	END IF;
 	RETURN QUERY SELECT 'applied', l.seq + 2;
 END $$;
+
+-- A run did not start on this node. Three in a row put it in probation, with a pause that doubles up to five minutes.
+CREATE FUNCTION eph_node_failed(p_node text, p_now bigint) RETURNS void LANGUAGE sql AS $$
+	UPDATE nodes_live SET failed_in_row = failed_in_row + 1,
+		probation_until_ms = CASE WHEN failed_in_row >= 2 THEN p_now + least(5000 * 2 ^ least(failed_in_row - 2, 10), 300000)::bigint ELSE 0 END
+	WHERE node_id = p_node
+$$;
 
 CREATE FUNCTION eph_refuse(p_node text, p_run text, p_token bytea, p_failed boolean, p_code text, p_reason text)
 RETURNS TABLE (fence text, outcome text, memory_mib integer, vcpus integer, emulated boolean) LANGUAGE plpgsql AS $$
@@ -363,9 +376,7 @@ BEGIN
 		-- It had no room after all: it is asked again when it has looked about.
 		UPDATE nodes_live SET hold_until_ms = v_now + 500 WHERE node_id = p_node;
 	ELSE
-		UPDATE nodes_live SET failed_in_row = failed_in_row + 1,
-			probation_until_ms = CASE WHEN failed_in_row >= 2 THEN v_now + least(5000 * 2 ^ least(failed_in_row - 2, 10), 300000)::bigint ELSE 0 END
-		WHERE node_id = p_node;
+		PERFORM eph_node_failed(p_node, v_now);
 	END IF;
 	RETURN QUERY SELECT 'applied', v_outcome, c.memory_mib, c.vcpus, c.isolation = 'emulated' FROM queue_class c WHERE c.id = l.class_id;
 END $$;

@@ -63,11 +63,16 @@ BEGIN
 	WHERE EXISTS (SELECT 1 FROM queue w WHERE w.class_id = c.id AND w.ready AND w.vt >= k.floor);
 END $$;
 
--- Nodes whose lease ran out (a node that is revoked counts at once), not during the grace after an outage of ours.
+-- False while nothing may count as run out: the clock stood still (an outage of ours, nobody could tell us anything), and for a lease after.
+CREATE FUNCTION eph_time_counts(p_now bigint) RETURNS boolean LANGUAGE sql STABLE AS $$
+	SELECT s.lease_floor_ms <= p_now AND p_now - s.at_ms < 5000 FROM sweep_clock s
+$$;
+
+-- Nodes whose lease ran out (a node that is revoked counts at once).
 CREATE FUNCTION eph_lost_nodes(p_now bigint, p_grace_ms bigint) RETURNS TABLE (node_id text, why text) LANGUAGE sql STABLE AS $$
 	SELECT n.id, CASE WHEN n.state = 'revoked' THEN 'revoked' ELSE 'lost' END
-	FROM nodes n JOIN nodes_live v ON v.node_id = n.id CROSS JOIN sweep_clock s
-	WHERE n.state = 'revoked' OR (v.lease_until_ms + p_grace_ms < p_now AND s.lease_floor_ms <= p_now AND p_now - s.at_ms < 5000)
+	FROM nodes n JOIN nodes_live v ON v.node_id = n.id
+	WHERE n.state = 'revoked' OR (v.lease_until_ms + p_grace_ms < p_now AND eph_time_counts(p_now))
 $$;
 
 CREATE FUNCTION eph_sweep_claimed(p_lease_ms bigint, p_grace_ms bigint, p_start_ms bigint, p_limit integer)
@@ -75,18 +80,22 @@ RETURNS TABLE (run_id text, outcome text, node_id text, memory_mib integer, vcpu
 #variable_conflict use_column
 DECLARE
 	v_now bigint := eph_now_ms();
+	v_counts boolean := eph_time_counts(v_now);
 	l record;
 	v_outcome text;
 BEGIN
 	FOR l IN
 		SELECT r.run_id, r.node_id, r.class_id, lost.why FROM run_live r LEFT JOIN eph_lost_nodes(v_now, p_grace_ms) lost ON lost.node_id = r.node_id
-		WHERE r.node_id IS NOT NULL AND r.state = 'claimed' AND (lost.node_id IS NOT NULL OR r.state_at_ms + p_start_ms < v_now)
+		WHERE r.node_id IS NOT NULL AND r.state = 'claimed' AND (lost.node_id IS NOT NULL OR (v_counts AND r.state_at_ms + p_start_ms < v_now))
 		ORDER BY r.run_id LIMIT p_limit FOR UPDATE OF r SKIP LOCKED
 	LOOP
 		v_outcome := eph_not_started(l.run_id, v_now, true, l.why IS NULL, 'vm_start_failed', CASE
 			WHEN l.why = 'revoked' THEN 'The host was revoked before the run started there.'
 			WHEN l.why = 'lost' THEN 'The host stopped answering before the run started there.'
 			ELSE 'The host did not start the run within ' || p_start_ms / 1000 || ' s.' END);
+		IF l.why IS NULL THEN
+			PERFORM eph_node_failed(l.node_id, v_now);
+		END IF;
 		RETURN QUERY SELECT l.run_id, v_outcome, l.node_id, c.memory_mib, c.vcpus, c.isolation = 'emulated' FROM queue_class c WHERE c.id = l.class_id;
 	END LOOP;
 END $$;
@@ -97,12 +106,13 @@ RETURNS TABLE (run_id text, outcome text, node_id text, memory_mib integer, vcpu
 #variable_conflict use_column
 DECLARE
 	v_now bigint := eph_now_ms();
+	v_counts boolean := eph_time_counts(v_now);
 	l record;
 BEGIN
 	FOR l IN
 		SELECT r.run_id, r.node_id, lost.why FROM run_live r LEFT JOIN eph_lost_nodes(v_now, p_grace_ms) lost ON lost.node_id = r.node_id
 		WHERE r.node_id IS NOT NULL AND r.state IN ('running', 'ending') AND (lost.node_id IS NOT NULL
-			OR (r.seen_at_ms + p_lease_ms + p_grace_ms < v_now AND (SELECT s.lease_floor_ms <= v_now AND v_now - s.at_ms < 5000 FROM sweep_clock s)))
+			OR (v_counts AND r.seen_at_ms + p_lease_ms + p_grace_ms < v_now))
 		ORDER BY r.run_id LIMIT p_limit FOR UPDATE OF r SKIP LOCKED
 	LOOP
 		PERFORM eph_end(l.run_id, v_now, 'interrupted', 'node_lost', CASE
@@ -128,6 +138,9 @@ DECLARE
 	v_now bigint := eph_now_ms();
 	l record;
 BEGIN
+	IF NOT eph_time_counts(v_now) THEN
+		RETURN;    -- the hosts could not tell us how their runs ended
+	END IF;
 	FOR l IN
 		SELECT r.run_id, r.node_id, r.state, r.cancel_requested_at_ms FROM run_live r
 		WHERE r.node_id IS NOT NULL AND ((r.state = 'ending' AND r.state_at_ms + p_ending_ms < v_now)

@@ -121,27 +121,41 @@ static const struct pg_stmt stmt_run_get = {
 };
 
 /*
- * A page: first the ids, from the index that has them in order (the literal bound makes the planner see that it is a short walk),
- * then what is shown of them. $2: the cursor; 'run_g' is above every id. $3: how many.
+ * A page: first the ids, from the one index that has them in order, then what is shown of them. $2: the cursor; 'run_g' is above
+ * every id. $3: how many. The literal bound makes the planner see that it is a short walk; pairs are compared as pairs, so that no
+ * other index has the order, whatever the tables held when the plan was made.
  */
 #define LIST_HEAD "SELECT " RUN_COLUMNS "left(c.prompt, 200), '', NULL, NULL FROM (SELECT x.run_id FROM ("
 #define LIST_TAIL                                                                                                                  \
 	" LIMIT 101) x ORDER BY x.run_id DESC LIMIT $3) page JOIN runs r ON r.run_id = page.run_id " RUN_JOINS                     \
 	"ORDER BY r.run_id DESC"
-#define SHOWN "r.run_id < coalesce($2, 'run_g') AND r.expires_at_ms > eph_now_ms() "
+#define CURSOR "coalesce($2, 'run_g')"
+#define SHOWN "r.expires_at_ms > eph_now_ms() "
 /* The statuses queued and running are run_live's; an end is the row's own. */
 #define STATUS "CASE WHEN l.state IN ('running', 'ending') THEN 'running' ELSE r.status END"
 
 static const struct pg_stmt stmt_run_list = {
 	.name = "run_list",
-	.sql = LIST_HEAD "SELECT r.run_id FROM runs r WHERE r.org_id = $1 AND " SHOWN "ORDER BY r.run_id DESC" LIST_TAIL,
+	.sql = LIST_HEAD "SELECT r.run_id FROM runs r WHERE (r.org_id, r.run_id) < ($1, " CURSOR ") AND r.org_id >= $1 AND " SHOWN
+			 "ORDER BY r.org_id DESC, r.run_id DESC" LIST_TAIL,
 	.nparams = 3,
 };
 
-static const struct pg_stmt stmt_run_list_status = {
-	.name = "run_list_status",
-	.sql = LIST_HEAD "SELECT r.run_id FROM runs r LEFT JOIN run_live l ON l.run_id = r.run_id WHERE r.org_id = $1 AND " SHOWN
-			 "AND $4 = " STATUS " ORDER BY r.run_id DESC" LIST_TAIL,
+/* Queued and running are few among an organization's runs, and so may those of one end be: each is found by an index of its own. */
+static const struct pg_stmt stmt_run_list_live = {
+	.name = "run_list_live",
+	.sql = LIST_HEAD "SELECT l.run_id FROM run_live l WHERE (l.org_id, l.run_id) < ($1, " CURSOR
+			 ") AND l.org_id >= $1 AND $4 = CASE "
+			 "WHEN l.state IN ('running', 'ending') THEN 'running' WHEN l.state <> 'ended' THEN 'queued' END "
+			 "ORDER BY l.org_id DESC, l.run_id DESC" LIST_TAIL,
+	.nparams = 4,
+};
+
+static const struct pg_stmt stmt_run_list_ended = {
+	.name = "run_list_ended",
+	.sql = LIST_HEAD "SELECT r.run_id FROM runs r WHERE r.org_id = $1 AND (r.status, r.run_id) < ($4, " CURSOR
+			 ") AND r.status >= $4 "
+			 "AND r.ended_at_ms IS NOT NULL AND " SHOWN "ORDER BY r.status DESC, r.run_id DESC" LIST_TAIL,
 	.nparams = 4,
 };
 
@@ -150,8 +164,8 @@ static const struct pg_stmt stmt_run_list_meta = {
 	.name = "run_list_meta",
 	.sql = LIST_HEAD
 	"SELECT r.run_id FROM run_meta f JOIN runs r ON r.run_id = f.run_id LEFT JOIN run_live l ON l.run_id = r.run_id "
-	"WHERE f.org_id = $1 AND f.k = $5 AND f.v = $6 AND f.run_id < coalesce($2, 'run_g') AND " SHOWN
-	"AND ($4::text IS NULL OR $4 = " STATUS ") AND NOT EXISTS (SELECT 1 FROM jsonb_each_text($7::jsonb) w WHERE NOT EXISTS ("
+	"WHERE f.org_id = $1 AND f.k = $5 AND f.v = $6 AND f.run_id < " CURSOR " AND " SHOWN "AND ($4::text IS NULL OR $4 = " STATUS
+	") AND NOT EXISTS (SELECT 1 FROM jsonb_each_text($7::jsonb) w WHERE NOT EXISTS ("
 	"SELECT 1 FROM run_meta m WHERE m.org_id = $1 AND m.k = w.key AND m.v = w.value AND m.run_id = r.run_id)) "
 	"ORDER BY f.run_id DESC" LIST_TAIL,
 	.nparams = 7,
@@ -343,6 +357,11 @@ static bool pairs_json(const struct store_pair *pairs, size_t n, struct buf *out
 	return jw_end(&w) && buf_cstr(out);
 }
 
+static bool status_is_live(const char *status)
+{
+	return strcmp(status, "queued") == 0 || strcmp(status, "running") == 0;
+}
+
 int store_run_list(
 		struct store *s, const char *org_id, const struct store_run_filter *f, store_runs_cb cb, void *arg, struct err *e)
 {
@@ -374,7 +393,8 @@ int store_run_list(
 		result = call_exec(c, s->reads, &stmt_run_list_meta, &p, on_runs, e);
 	} else if (f->status) {
 		params_text(&p, f->status);
-		result = call_exec(c, s->reads, &stmt_run_list_status, &p, on_runs, e);
+		result = call_exec(c, s->reads, status_is_live(f->status) ? &stmt_run_list_live : &stmt_run_list_ended, &p, on_runs,
+				e);
 	} else {
 		result = call_exec(c, s->reads, &stmt_run_list, &p, on_runs, e);
 	}

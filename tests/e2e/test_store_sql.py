@@ -223,7 +223,7 @@ def test_claims_from_eight_connections_never_share_a_run(db):
     for _ in range(10):
         db.create_many([db.row(org, i) for i in range(20)])
     got = in_threads(8, lambda i: [a for n in range(40) for a in db.next(
-        nodes[i], want=4, held=[(x["run_id"], x["token"]) for x in kept[i]])["assign"] if not kept[i].append(a)]) if (
+        nodes[i], want=4, slots=200, held=[(x["run_id"], x["token"]) for x in kept[i]])["assign"] if not kept[i].append(a)]) if (
             kept := [[] for _ in range(8)]) else []
     runs = [a["run_id"] for g in got for a in g]
     assert len(runs) == len(set(runs)) == 200
