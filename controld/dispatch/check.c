@@ -132,6 +132,9 @@ int check_refuse(const struct link_refuse *r, struct err *e)
 {
 	if (check_run_id(r->run_id, e) != 0)
 		return -1;
+	/* No room after all, or draining: no failed start, and no end of the run. */
+	if (!r->failed && r->code == ERRCODE_NO_CAPACITY)
+		return 0;
 	if (!node_may_end_with((enum errcode)r->code))
 		return err_set(e, ERR_INVALID, "a node does not refuse runs with code %" PRIu32, r->code);
 	return 0;

@@ -340,7 +340,7 @@ BEGIN
 		receipt_signature = CASE WHEN v_same AND p_signature <> decode(repeat('00', 64), 'hex') THEN p_signature END
 	WHERE run_id = p_run;
 	PERFORM eph_end(p_run, v_now, p_status, p_code, p_message, p_usage, p_cost);
-	IF length(p_output) > 0 THEN
+	IF length(p_output) > 0 OR p_status = 'succeeded' THEN
 		INSERT INTO run_output (run_id, output) VALUES (p_run, p_output) ON CONFLICT DO NOTHING;
 	END IF;
 	RETURN QUERY SELECT 'applied', l.seq + 2;

@@ -214,6 +214,10 @@ static void test_blob_and_refuse(void **state)
 	assert_ok(check_refuse(&r, &e));
 	r.code = ERRCODE_NO_CAPACITY;
 	assert_int_equal(check_refuse(&r, &e), -1);
+	r.failed = false; /* what a host without room says */
+	assert_ok(check_refuse(&r, &e));
+	r.code = ERRCODE_NODE_LOST;
+	assert_int_equal(check_refuse(&r, &e), -1);
 }
 
 int main(void)
