@@ -1,4 +1,5 @@
 """One noded for a test: its own state, run directory, uids and cgroup; enrolled with a join token through the operator API."""
+import fcntl
 import json
 import os
 import pathlib
@@ -11,6 +12,7 @@ import host
 import wait
 
 SLOTS = 64
+BLOCK = 20000
 
 
 def worker_number():
@@ -19,8 +21,21 @@ def worker_number():
     return int(name.removeprefix("gw"))
 
 
+def claim_uids():
+    """A block of user ids of this process's own, also beside other test runs on this host; held until the process ends."""
+    for block in range(1000):
+        held = open(f"/tmp/eph-test-uids-{block}", "ab")
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return 300000 + block * BLOCK, held
+        except BlockingIOError:
+            held.close()
+    raise AssertionError("every block of user ids is in use")
+
+
 class Node:
     _count = 0
+    _uids = None
 
     def __init__(self, control, bin_dir, image, name=None, **config):
         Node._count += 1
@@ -30,7 +45,8 @@ class Node:
         self.run_dir = f"/run/eph-{self.name}-{os.getpid()}"
         self.state_dir = str(self.home / "state")
         self.cgroup_name = f"eph-{self.name}-{os.getpid()}"
-        self.uid_base = 300000 + worker_number() * 20000 + (Node._count % 90) * 200
+        Node._uids = Node._uids or claim_uids()
+        self.uid_base = Node._uids[0] + 1 + Node._count % 90 * 200
         token = self.home / "join-token"
         token.write_text(control.node_token() + "\n")
         token.chmod(0o600)
