@@ -16,12 +16,14 @@ struct cached {
 /* Direct-mapped: the hash is keyed, so nobody can choose whose place is taken. */
 struct auth_cache {
 	struct cached entry[AUTH_CACHE_SIZE];
+	unsigned cleared; /* how often: a look-up that began before does not count after */
 };
 
 /* What one request waits for. */
 struct asking {
 	struct api_req *r;
 	uint8_t hash[SECRETS_HASH_LEN];
+	unsigned cleared;
 };
 
 struct auth_cache *auth_cache_new(void)
@@ -38,6 +40,7 @@ void auth_cache_clear(struct auth_cache *c)
 {
 	size_t i;
 
+	c->cleared++;
 	for (i = 0; i < AUTH_CACHE_SIZE; i++)
 		c->entry[i].until_ms = 0;
 }
@@ -91,7 +94,8 @@ static void on_principal(void *arg, const struct store_principal *p, const struc
 	struct asking *ask = arg;
 	struct api_req *r = ask->r;
 
-	if (p && r->http) { /* without a client the api itself may be gone */
+	/* Without a client the api itself may be gone. */
+	if (p && r->http && r->api->auth->cleared == ask->cleared) {
 		struct cached *c = place(r->api->auth, ask->hash);
 
 		memcpy(c->hash, ask->hash, sizeof(c->hash));
@@ -165,6 +169,7 @@ void auth_check(struct api_req *r)
 		return;
 	}
 	ask->r = api_hold(r);
+	ask->cleared = r->api->auth->cleared;
 	rc = store_auth(r->api->opt.store, ask->hash, on_principal, ask, &e);
 	if (rc == -1)
 		free(ask);

@@ -59,3 +59,19 @@ BEGIN
 		FROM eph_promote(v_org, p_max_running) p JOIN queue_class c ON c.id = p.class_id;
 	END LOOP;
 END $$;
+
+-- For when eph_settle failed: one run after the other, so that what is wrong with one holds up nobody else. kind 'failed': run_id.
+CREATE FUNCTION eph_settle_each(p_limit integer, p_max_running bigint)
+RETURNS TABLE (kind text, run_id text, memory_mib integer, vcpus integer, emulated boolean, count bigint) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+	v_run text;
+BEGIN
+	FOR v_run IN SELECT s.run_id FROM settle_pending s ORDER BY s.run_id LIMIT p_limit LOOP
+		BEGIN
+			RETURN QUERY SELECT * FROM eph_settle(ARRAY[v_run], 1, p_max_running);
+		EXCEPTION WHEN OTHERS THEN
+			RETURN QUERY SELECT 'failed', v_run, NULL::integer, NULL::integer, NULL::boolean, 1::bigint;
+		END;
+	END LOOP;
+END $$;

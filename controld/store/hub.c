@@ -39,7 +39,6 @@ struct store_sub {
 	struct hub *hub;
 	store_sub_cb cb;
 	void *arg;
-	unsigned told; /* the round in which it was called, so that each is called once in one */
 };
 
 struct hub {
@@ -53,8 +52,7 @@ struct hub {
 	int sending;        /* payloads under way */
 	size_t tick_bucket; /* where the last tick ended */
 	bool ticking;
-	bool telling;
-	unsigned round;
+	struct store_sub *next; /* to be told after the one that is being told */
 };
 
 static unsigned bucket_of(const char *run_id)
@@ -100,19 +98,16 @@ static void topic_drop(struct hub *h, struct topic *t)
 	free(t);
 }
 
-/* A callback may free any subscription, this one too, and make new ones: after each call the list is begun again. */
+/* A callback may free any subscription (that moves `next` along) and make new ones (they come in front and are not told). */
 static void topic_tell(struct hub *h, struct topic *t)
 {
 	struct store_sub *sub;
 
-	do {
-		for (sub = t->subs; sub && sub->told == h->round; sub = sub->next)
-			;
-		if (sub) {
-			sub->told = h->round;
-			sub->cb(sub->arg);
-		}
-	} while (sub);
+	for (sub = t->subs; sub; sub = h->next) {
+		h->next = sub->next;
+		sub->cb(sub->arg);
+	}
+	h->next = NULL;
 }
 
 static void on_turn(evutil_socket_t fd, short what, void *arg)
@@ -121,8 +116,6 @@ static void on_turn(evutil_socket_t fd, short what, void *arg)
 
 	(void)fd;
 	(void)what;
-	h->round++;
-	h->telling = true;
 	while (h->dirty) {
 		struct topic *t = h->dirty;
 
@@ -132,7 +125,6 @@ static void on_turn(evutil_socket_t fd, short what, void *arg)
 		if (!t->subs)
 			topic_drop(h, t);
 	}
-	h->telling = false;
 }
 
 struct store_sub *store_hub_subscribe(struct store *s, const char *run_id, store_sub_cb cb, void *arg)
@@ -162,7 +154,6 @@ struct store_sub *store_hub_subscribe(struct store *s, const char *run_id, store
 	sub->topic = t;
 	sub->cb = cb;
 	sub->arg = arg;
-	sub->told = h->telling ? h->round : h->round - 1;
 	sub->next = t->subs;
 	sub->link = &t->subs;
 	if (sub->next)
@@ -179,6 +170,8 @@ void store_hub_unsubscribe(struct store_sub *sub)
 	if (!sub)
 		return;
 	t = sub->topic;
+	if (sub->hub->next == sub)
+		sub->hub->next = sub->next;
 	*sub->link = sub->next;
 	if (sub->next)
 		sub->next->link = sub->link;

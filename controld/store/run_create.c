@@ -2,8 +2,8 @@
  * Creating runs. Owns the creates that wait: those that come within 2 ms of each other go to Postgres as one call and one
  * transaction (eph_run_create), the files of each before it. Called by api on the loop's thread; does not block.
  *
- * A transaction that loses a lock fails for all of its creates; then each is sent alone once, so that one key that somebody else is
- * using holds up nobody but its own request (409).
+ * A transaction that loses a lock, or that Postgres refuses, fails for all of its creates; then each is sent alone once, so that a
+ * key that somebody else is using holds up nobody but its own request (409), and a bad row nobody but its own.
  */
 #include "store_internal.h"
 
@@ -152,7 +152,7 @@ static void batch_failed(struct batch *b, const struct err *e)
 	for (int i = 0; i < b->count; i++) {
 		struct create *c = b->rows[i];
 
-		if (e->code == ERR_CONFLICT && !c->alone && c->again < AGAIN_MAX) {
+		if ((e->code == ERR_CONFLICT || (e->code == ERR_INTERNAL && b->count > 1)) && !c->alone && c->again < AGAIN_MAX) {
 			c->alone = true;
 			put_back(b->s, c);
 		} else if (e->code == ERR_CONFLICT && c->keyed) {

@@ -1,7 +1,8 @@
 /*
  * Events from hosts. Owns the batches that wait: those of all nodes that come within 5 ms (or until 1,000 records are there) go to
  * Postgres as one statement. With nothing under way a batch leaves in the loop's next turn, so that a lone run's events do not
- * wait. Called by dispatch on the loop's thread; does not block. Every record was judged by event_check() before.
+ * wait. Called by dispatch on the loop's thread; does not block. Every record was judged by event_check() before. A statement that
+ * Postgres refuses all the same is sent again batch by batch: one host's events never hold up another's.
  */
 #include "store_internal.h"
 
@@ -24,6 +25,7 @@ struct piece {
 	uint8_t token[TOKEN_LEN];
 	int64_t spent, held, first_seq, last_t_ms;
 	uint32_t count;
+	bool alone; /* was part of a statement that was refused */
 	uint16_t *types;
 	uint32_t *lens;
 	uint8_t *bytes;
@@ -76,6 +78,27 @@ static void arm(struct batches *b)
 		event_add(b->timer, &soon);
 }
 
+static void put(struct batches *b, struct piece *p)
+{
+	p->next = NULL;
+	*b->tail = p;
+	b->tail = &p->next;
+	b->records += p->count;
+	b->bytes += p->bytes_len;
+}
+
+/* False when there is nobody to blame but the one batch, or the failure is not the batches'. */
+static bool send_each(struct batches *b, const struct merged *m, const struct err *e)
+{
+	if (!b || m->count < 2 || (e->code != ERR_INTERNAL && e->code != ERR_CONFLICT))
+		return false;
+	for (int i = 0; i < m->count; i++) {
+		m->pieces[i]->alone = true;
+		put(b, m->pieces[i]);
+	}
+	return true;
+}
+
 static void on_merged(void *arg, const struct pg_rows *rows, const char *sqlstate, const struct err *e)
 {
 	struct merged *m = arg;
@@ -87,6 +110,11 @@ static void on_merged(void *arg, const struct pg_rows *rows, const char *sqlstat
 		b->in_flight--;
 	if (e)
 		call_error(e);
+	if (e && send_each(b, m, e)) {
+		free(m);
+		arm(b);
+		return;
+	}
 	for (int i = 0; !e && i < pg_nrows(rows); i++) {
 		int64_t idx = pg_i64(rows, i, 0) - 1;
 		struct store_fence out;
@@ -124,7 +152,8 @@ static struct merged *take(struct batches *b)
 	while (b->head && m->count < MERGE_BATCHES) {
 		struct piece *p = b->head;
 
-		if (m->count > 0 && (records + p->count > MERGE_RECORDS || bytes + p->bytes_len > MERGE_BYTES))
+		if (m->count > 0 && (p->alone || m->pieces[0]->alone || records + p->count > MERGE_RECORDS ||
+						    bytes + p->bytes_len > MERGE_BYTES))
 			break;
 		records += p->count;
 		bytes += p->bytes_len;
@@ -281,10 +310,7 @@ int store_run_events(struct store *s, const char *node_id, const struct link_eve
 	p->held = not_negative(ev->held_micros);
 	p->first_seq = (int64_t)ev->first_seq;
 	p->last_t_ms = not_negative(last_t_ms);
-	*b->tail = p;
-	b->tail = &p->next;
-	b->records += p->count;
-	b->bytes += p->bytes_len;
+	put(b, p);
 	arm(b);
 	return 0;
 }

@@ -1,10 +1,11 @@
 /*
  * Settlement follows an end within milliseconds: whoever ends a run names it here, and what was named goes to eph_settle as one
- * call. What is lost on the way (a crash, a lock) the sweep finds. Owns the list of runs that wait. On the loop's thread; does not
- * block.
+ * call. What is lost on the way (a crash, a lock) the sweep finds; one that fails is followed by one that takes each run by itself,
+ * so that a run that cannot be settled holds up no other. Owns the list of runs that wait. On the loop's thread; does not block.
  */
 #include "store_internal.h"
 
+#include "common/log.h"
 #include "common/text.h"
 
 #include <event2/event.h>
@@ -17,6 +18,7 @@ struct settler {
 	struct buf ids; /* an array under construction; empty = none */
 	int count;      /* at most SETTLE_ROWS; more are left to the sweep */
 	int in_flight;
+	bool each; /* the last sweep failed: the next goes run by run */
 	struct event *timer;
 };
 
@@ -24,6 +26,12 @@ static const struct pg_stmt stmt_settle = {
 	.name = "settle",
 	.sql = "SELECT kind, coalesce(run_id, ''), memory_mib, vcpus, emulated, count FROM eph_settle($1, $2, $3)",
 	.nparams = 3,
+};
+
+static const struct pg_stmt stmt_settle_each = {
+	.name = "settle_each",
+	.sql = "SELECT kind, coalesce(run_id, ''), memory_mib, vcpus, emulated, count FROM eph_settle_each($1, $2)",
+	.nparams = 2,
 };
 
 /* Tells who waits. Returns how many runs were settled. */
@@ -35,6 +43,8 @@ static int64_t take_settled(struct store *s, const struct pg_rows *rows)
 		if (strcmp(pg_text(rows, i, 0), "settled") == 0) {
 			hub_run_changed(s, pg_text(rows, i, 1));
 			settled++;
+		} else if (strcmp(pg_text(rows, i, 0), "failed") == 0) {
+			log_error("a run cannot be settled run=%s", pg_text(rows, i, 1));
 		} else {
 			hub_queued(s, (uint32_t)pg_i64(rows, i, 2), (uint32_t)pg_i64(rows, i, 3), pg_bool(rows, i, 4),
 					(uint32_t)pg_i64(rows, i, 5));
@@ -107,6 +117,7 @@ static void on_swept(void *arg, const struct pg_rows *rows, const char *sqlstate
 	struct store_swept out = { .changed = 0 };
 
 	(void)sqlstate;
+	c->s->settler->each = e && (e->code == ERR_INTERNAL || e->code == ERR_CONFLICT);
 	if (!e)
 		out.changed = take_settled(c->s, rows);
 	c->cb.swept(c->arg, e ? NULL : &out, e ? call_error(e) : NULL);
@@ -117,10 +128,11 @@ int settle_sweep(struct store *s, struct call *c, struct err *e)
 {
 	struct params p = { .n = 0 };
 
-	params_text(&p, NULL);
+	if (!s->settler->each)
+		params_text(&p, NULL);
 	params_i64(&p, STORE_SWEEP_ROWS);
 	params_i64(&p, s->opt.max_running_per_org);
-	return call_exec(c, s->money, &stmt_settle, &p, on_swept, e);
+	return call_exec(c, s->money, s->settler->each ? &stmt_settle_each : &stmt_settle, &p, on_swept, e);
 }
 
 int settler_new(struct store *s, struct settler **out, struct err *e)

@@ -1,0 +1,52 @@
+"""What is wrong with one organization's run or one host's batch holds up nobody else, seen through a real controld."""
+import pytest
+import wait
+from api_rig import control, paper  # noqa: F401
+from store_db import in_threads
+
+BROKEN = """CREATE FUNCTION broken() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF {when} THEN RAISE EXCEPTION 'made to fail'; END IF; RETURN NEW; END $$;
+    CREATE TRIGGER broken BEFORE INSERT ON {table} FOR EACH ROW EXECUTE FUNCTION broken()"""
+
+
+@pytest.fixture
+def breaks(control):
+    """breaks(table, when): makes Postgres refuse such rows until the test is over."""
+    made = []
+
+    def make(table, when):
+        control.query(BROKEN.format(table=table, when=when))
+        made.append(table)
+    yield make
+    for table in made:
+        control.query(f"DROP TRIGGER broken ON {table}; DROP FUNCTION broken()")
+
+
+def test_a_run_that_cannot_be_settled_stands_alone(control, paper, breaks):
+    bad, good = control.new_client(), control.new_client()
+    runs = [client.create(prompt="x")["id"] for client in (bad, good, bad, good)]
+    breaks("ledger", f"NEW.kind = 'charge' AND NEW.org_id = '{bad.org}'")
+    works = {w.run_id: w for w in paper.next()}
+    for run in runs:
+        paper.finish(paper.start(works[run]))
+    for run in (runs[1], runs[3]):
+        wait.until(lambda run=run: good.read(run)["cost_final"], 15, "the other organization's run to be settled")
+    assert bad.read(runs[0])["billing_pending"]
+    assert f"cannot be settled run={runs[0]}" in control.log_text()
+
+
+def test_what_could_not_be_settled_is_settled_later(control):
+    wait.until(lambda: control.query("SELECT count(*) FROM settle_pending")[0][0] == 0, 15, "all to be settled")
+    control.check_ledger()
+
+
+def test_a_create_that_fails_stands_alone(control, paper, breaks):
+    bad, good = control.new_client(), control.new_client()
+    breaks("run_content", "NEW.prompt = 'poison'")
+    orders = [(bad, "poison", 500), (good, "fine", 201)] * 8
+
+    def order(i):
+        client, prompt, expect = orders[i]
+        client.call("POST", "/v1/runs", expect, json={"prompt": prompt, "max_cost_micros": 1000})
+    in_threads(len(orders), order)
+    assert control.query("SELECT count(*) FROM run_live WHERE org_id = %s", good.org)[0][0] == 8
