@@ -67,6 +67,7 @@ static int run_role(const struct options *o)
 			continue;
 		log_init(roles[i].log_name, o->log_level, o->log_json);
 		signal(SIGPIPE, SIG_IGN);
+		signal(SIGXFSZ, SIG_IGN); /* a log file that is longer than a role may write loses lines; nobody dies of it */
 		/* The memory of each role is its own business: no core, no ptrace, no /proc/PID/mem. The jail stage sets it itself.
 		 */
 		if (roles[i].entry != jail_main && prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0)

@@ -299,6 +299,31 @@ static void from_link(struct broker *b, uint8_t type, const uint8_t *body, size_
 	}
 }
 
+/* A lease is only ever renewed: a frame without a time must not take the deadline away. */
+static void take_lease(struct broker *b, const uint8_t *body, size_t n)
+{
+	struct wire_reader r;
+	int64_t deadline;
+
+	wire_read_init(&r, body, n);
+	deadline = wire_i64(&r);
+	if (!r.failed && deadline > 0 && b->state < RUN_SIGN)
+		broker_deadline(b, DL_LEASE, deadline);
+}
+
+/* Keeper tells it once, when it is true; also of a VM that it destroyed unasked, because we had stood still for too long. */
+static void vm_gone(struct broker *b, const uint8_t *body, size_t n)
+{
+	struct wire_reader r;
+
+	wire_read_init(&r, body, n);
+	b->gone_ms = wire_i64(&r);
+	b->seen.gone = true;
+	broker_deadline(b, DL_KILL, 0);
+	if (b->state < RUN_DESTROY)
+		session_end(b, ERRCODE_VM_CRASHED, "The host destroyed the VM.");
+}
+
 static void vmm_exited(struct broker *b, const uint8_t *body, size_t n)
 {
 	struct wire_reader r;
@@ -319,12 +344,10 @@ static void vmm_exited(struct broker *b, const uint8_t *body, size_t n)
 static void on_keeper_frame(void *arg, uint8_t type, const uint8_t *body, size_t n, const int *fds, size_t fd_count)
 {
 	struct broker *b = arg;
-	struct wire_reader r;
 	struct err e;
 
 	for (size_t i = 0; i < fd_count; i++)
 		close(fds[i]);
-	wire_read_init(&r, body, n);
 	if (!b->seen.assigned && type != RF_BROKER_ASSIGN)
 		return; /* nothing to apply it to */
 	switch (type) {
@@ -335,20 +358,13 @@ static void on_keeper_frame(void *arg, uint8_t type, const uint8_t *body, size_t
 			return;
 		}
 		break;
-	case RF_BROKER_LEASE:
-		if (b->state < RUN_SIGN)
-			broker_deadline(b, DL_LEASE, wire_i64(&r));
-		break;
+	case RF_BROKER_LEASE: take_lease(b, body, n); break;
 	case RF_BROKER_FROM_LINK:
 		if (n >= 1)
 			from_link(b, body[0], body + 1, n - 1);
 		break;
 	case RF_BROKER_VMM_EXITED: vmm_exited(b, body, n); break;
-	case RF_BROKER_GONE:
-		b->gone_ms = wire_i64(&r);
-		b->seen.gone = b->state == RUN_DESTROY;
-		broker_deadline(b, DL_KILL, 0);
-		break;
+	case RF_BROKER_GONE: vm_gone(b, body, n); break;
 	case RF_BROKER_SIGNATURE:
 		if (n == sizeof(b->signature)) {
 			memcpy(b->signature, body, n);
@@ -481,6 +497,7 @@ int broker_main(void)
 
 	b.queue_tail = &b.queue;
 	(void)signal(SIGPIPE, SIG_IGN);
+	(void)signal(SIGXFSZ, SIG_IGN); /* a write that may not grow a file is an error to be reported, no death */
 	(void)prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* also done by main: the key must never reach a core file */
 	if (open_all(&b, &e) < 0) {
 		log_error("broker does not start error=%s", e.text);

@@ -264,7 +264,8 @@ static void attempt_start(struct model *m)
 	meter_hold(m->opt.meter, &p);
 	if (!m->opt.meter_moved(m->opt.arg)) {
 		meter_release(m->opt.meter);
-		fail_call(m, ERRCODE_INTERNAL, "The hold of a model call could not be written.");
+		if (m->busy)
+			fail_call(m, ERRCODE_INTERNAL, "The hold of a model call could not be written.");
 		return;
 	}
 	if (send_request(m, p.deadline_ms - p.now_ms, &e) < 0) {
@@ -309,8 +310,8 @@ static void note(struct model *m, const char *text)
 		m->report.note[0] = '\0';
 }
 
-/* Charges an attempt whose 2xx head came. */
-static void settle(struct model *m)
+/* Charges an attempt whose 2xx head came. False: the meter could not be written, which ended the run and this call with it. */
+static bool settle(struct model *m)
 {
 	struct meter_tokens t;
 	bool has = model_stream_usage(m->stream, &t);
@@ -339,12 +340,15 @@ static void settle(struct model *m)
 	}
 	m->report.cost_micros += micros;
 	(void)m->opt.meter_moved(m->opt.arg);
+	return m->busy;
 }
 
-static void release(struct model *m)
+/* Nothing is charged. False as above. */
+static bool release(struct model *m)
 {
 	meter_release(m->opt.meter);
 	(void)m->opt.meter_moved(m->opt.arg);
+	return m->busy;
 }
 
 /* Keeps what the provider counted for exactly these bytes: the next request's bound. */
@@ -402,7 +406,8 @@ static void after_reply(struct model *m, const struct err *e)
 	whole = m->stream_error.code == ERR_PROTOCOL || m->stream_error.code == ERR_LIMIT ? -1 : model_stream_end(m->stream, &why);
 	if (m->stream_error.code == ERR_PROTOCOL || m->stream_error.code == ERR_LIMIT)
 		why = m->stream_error;
-	settle(m);
+	if (!settle(m))
+		return;
 	if (whole == 0) {
 		answer(m);
 		return;
@@ -481,7 +486,8 @@ static void on_done(void *arg, int status, const struct err *e)
 		after_reply(m, e);
 		return;
 	}
-	release(m);
+	if (!release(m))
+		return;
 	if (status != 0) {
 		after_refusal(m);
 		return;
@@ -538,9 +544,9 @@ bool model_cancel(struct model *m, struct model_report *report)
 		curl_call_cancel(m->http);
 		m->http = NULL;
 		if (m->status >= 200 && m->status <= 299)
-			settle(m);
+			(void)settle(m);
 		else
-			release(m);
+			(void)release(m);
 	}
 	report_fill(m, "error");
 	note(m, "The run ended before the provider's answer was whole.");

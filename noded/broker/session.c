@@ -163,7 +163,8 @@ static void step_destroy(struct broker *b)
 	for (int i = 0; i < DL_COUNT; i++)
 		if (i != DL_LEASE)
 			broker_deadline(b, (enum deadline)i, 0);
-	broker_deadline(b, DL_KILL, b->killed_ns + KILL_DEADLINE_MS * NS_PER_MS);
+	if (!b->seen.gone)
+		broker_deadline(b, DL_KILL, b->killed_ns + KILL_DEADLINE_MS * NS_PER_MS);
 	b->flushing = true;
 	worker_drain(b);
 	log_info("run ends run=%s reason=%s", b->a.run_id, end_reason(b));

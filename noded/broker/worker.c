@@ -218,7 +218,7 @@ void worker_drain(struct broker *b)
 		b->queue = w->next;
 		if (b->queue == NULL)
 			b->queue_tail = &b->queue;
-		b->queue_bytes -= w->n;
+		b->queue_bytes -= w->n + sizeof(*w);
 		take_ordered(b, w->type, w->body, w->n);
 		free(w);
 	}
@@ -243,7 +243,7 @@ static void ordered(struct broker *b, uint8_t type, const uint8_t *body, size_t 
 		take_ordered(b, type, body, n);
 		return;
 	}
-	w = n <= QUEUE_BYTES_MAX && b->queue_bytes <= QUEUE_BYTES_MAX - n ? malloc(sizeof(*w) + n) : NULL;
+	w = n <= QUEUE_BYTES_MAX && b->queue_bytes + n + sizeof(*w) <= QUEUE_BYTES_MAX ? malloc(sizeof(*w) + n) : NULL;
 	if (w == NULL) {
 		protocol(b, "more frames than its credit allows");
 		return;

@@ -3,6 +3,8 @@
 /* The broker process and its provider: answers, retries, cut streams, refusals, the cap; what each costs. */
 #include "broker_rig.h"
 
+#include <sys/resource.h>
+
 static void test_success(void **state)
 {
 	const char *answers[] = { HELLO_REPLY, HELLO_REPLY, NULL };
@@ -284,6 +286,28 @@ static void test_call_timeout(void **state)
 	rig_stop(&r);
 }
 
+/* The disk fails between hold and charge: the run ends, with the charge, and the call that was whole is not answered. */
+static void test_meter_cannot_be_written(void **state)
+{
+	const char *answers[] = { "hang after " SSE_HEAD CHUNK("a") STOP USAGE(20, 5, 3), NULL };
+	const struct rlimit nothing = { 0, 0 };
+	struct rig r;
+
+	(void)state;
+	rig_defaults(&r);
+	r.a.model.call_timeout_ms = 1500;
+	rig_start(&r, answers);
+	to_work(&r);
+	call_model(&r, "hi");
+	wait_until_answering(&r);
+	assert_int_equal(prlimit(r.pid, RLIMIT_FSIZE, &nothing, NULL), 0);
+	to_the_end(&r);
+	assert_int_equal(r.end.code, ERRCODE_INTERNAL);
+	assert_int_equal(r.end.usage.input_tokens, 20);
+	assert_true(r.end.cost.model > 0);
+	rig_stop(&r);
+}
+
 static void test_timeout_in_a_call(void **state)
 {
 	const char *answers[] = { "hang", NULL };
@@ -338,6 +362,7 @@ int main(void)
 		cmocka_unit_test(test_budget_by_compute),
 		cmocka_unit_test(test_usage_over_hold),
 		cmocka_unit_test(test_call_timeout),
+		cmocka_unit_test(test_meter_cannot_be_written),
 		cmocka_unit_test(test_timeout_in_a_call),
 		cmocka_unit_test(test_model_calls_exceeded),
 	};

@@ -60,6 +60,44 @@ static void test_lease_is_renewed(void **state)
 	rig_stop(&r);
 }
 
+/* A lease that says no time is none: the deadline that stands is kept. */
+static void test_lease_without_a_time(void **state)
+{
+	static const uint8_t zero[8] = { 0 };
+	struct rig r;
+
+	(void)state;
+	rig_defaults(&r);
+	r.lease_ms = 800;
+	r.a.timeout_s = 4;
+	rig_start(&r, NULL);
+	to_work(&r);
+	put(r.keeper, RF_BROKER_LEASE, zero, sizeof(zero));
+	put(r.keeper, RF_BROKER_LEASE, zero, 3);
+	to_the_end(&r);
+	assert_int_equal(r.end.code, ERRCODE_LEASE_EXPIRED);
+	rig_stop(&r);
+}
+
+/* Keeper destroyed the VM without being asked: the run ends, and nobody waits to hear it a second time. */
+static void test_vm_is_gone_unasked(void **state)
+{
+	uint8_t gone[8] = { 12 };
+	struct rig r;
+
+	(void)state;
+	rig_defaults(&r);
+	rig_start(&r, NULL);
+	to_work(&r);
+	put(r.keeper, RF_BROKER_GONE, gone, sizeof(gone));
+	wait_frame(&r, RF_KEEPER_DESTROY, 0);
+	wait_frame(&r, RF_KEEPER_SIGN_DIGEST, 0);
+	put(r.keeper, RF_BROKER_SIGNATURE, (uint8_t[64]){ 0 }, 64);
+	wait_frame(&r, RF_KEEPER_TO_LINK, RF_BL_FINISH);
+	assert_int_equal(r.end.code, ERRCODE_VM_CRASHED);
+	rig_stop(&r);
+}
+
 /* A host that slept: the lease is counted on the clock that goes on meanwhile. */
 static void test_lease_over_a_sleep(void **state)
 {
@@ -537,6 +575,8 @@ int main(void)
 		cmocka_unit_test(test_cancel),
 		cmocka_unit_test(test_lease_expires),
 		cmocka_unit_test(test_lease_is_renewed),
+		cmocka_unit_test(test_lease_without_a_time),
+		cmocka_unit_test(test_vm_is_gone_unasked),
 		cmocka_unit_test(test_lease_over_a_sleep),
 		cmocka_unit_test(test_keeper_is_slow_to_kill),
 		cmocka_unit_test(test_keeper_goes_away),
