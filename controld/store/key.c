@@ -1,4 +1,4 @@
-/* Who asks: bearers by their keyed hash, keys, members. Called by api on the loop's thread; does not block. */
+/* Who asks: bearers by their keyed hash, and keys. Called by api on the loop's thread; does not block. */
 #include "store_internal.h"
 
 #include "common/text.h"
@@ -66,8 +66,9 @@ int store_auth(struct store *s, const uint8_t key_hash[32], store_auth_cb cb, vo
 
 static const struct pg_stmt stmt_key_list = {
 	.name = "key_list",
-	.sql = "SELECT k.id, k.org_id, k.name, coalesce(k.member_id, ''), k.role, k.created_at_ms, coalesce(k.expires_at_ms, 0), "
-	       "coalesce(k.revoked_at_ms, 0), k.last_used_at_ms FROM api_keys k WHERE k.org_id = $1 AND ($2::text IS NULL OR "
+	.sql = "SELECT k.id, k.org_id, k.name, coalesce(k.member_id, ''), eph_key_role(k.role, m.role), k.created_at_ms, "
+	       "coalesce(k.expires_at_ms, 0), coalesce(k.revoked_at_ms, 0), k.last_used_at_ms "
+	       "FROM api_keys k LEFT JOIN members m ON m.id = k.member_id WHERE k.org_id = $1 AND ($2::text IS NULL OR "
 	       "(k.created_at_ms, k.id) < (SELECT c.created_at_ms, c.id FROM api_keys c WHERE c.id = $2 AND c.org_id = $1)) "
 	       "ORDER BY k.created_at_ms DESC, k.id DESC LIMIT $3",
 	.nparams = 3,
@@ -168,61 +169,4 @@ int store_key_revoke(struct store *s, const char *org_id, const char *key_id, bo
 	params_text(&p, c->id);
 	params_bool(&p, keep_admin);
 	return call_exec(c, s->money, &stmt_key_revoke, &p, call_done_rows, e);
-}
-
-/* ---- members
- * ------------------------------------------------------------------------------------------------------------------------ */
-
-static const struct pg_stmt stmt_member_list = {
-	.name = "member_list",
-	.sql = "SELECT m.id, m.name, m.email, m.role, m.created_at_ms FROM members m WHERE m.org_id = $1 AND m.removed_at_ms IS "
-	       "NULL AND "
-	       "($2::text IS NULL OR (m.created_at_ms, m.id) < (SELECT c.created_at_ms, c.id FROM members c WHERE c.id = $2 AND "
-	       "c.org_id = $1)) "
-	       "ORDER BY m.created_at_ms DESC, m.id DESC LIMIT $3",
-	.nparams = 3,
-};
-
-static void on_members(void *arg, const struct pg_rows *rows, const char *sqlstate, const struct err *e)
-{
-	struct call *c = arg;
-	struct store_member members[STORE_LIST_MAX];
-	struct store_members out = { .members = members };
-
-	(void)sqlstate;
-	if (e) {
-		c->cb.members(c->arg, NULL, call_error(e));
-		free(c);
-		return;
-	}
-	memset(members, 0, sizeof(members));
-	for (int i = 0; i < pg_nrows(rows) && i < c->limit; i++) {
-		struct store_member *m = &members[out.count++];
-
-		col_text(rows, i, 0, m->id, sizeof(m->id));
-		col_text(rows, i, 1, m->name, sizeof(m->name));
-		col_text(rows, i, 2, m->email, sizeof(m->email));
-		m->role = store_role_parse(pg_text(rows, i, 3));
-		m->created_at_ms = pg_i64(rows, i, 4);
-	}
-	if (pg_nrows(rows) > c->limit && out.count > 0)
-		out.next_cursor = members[out.count - 1].id;
-	c->cb.members(c->arg, &out, NULL);
-	free(c);
-}
-
-int store_member_list(
-		struct store *s, const char *org_id, const char *cursor, int limit, store_members_cb cb, void *arg, struct err *e)
-{
-	struct call *c = call_new(s, arg, e);
-	struct params p = { .n = 0 };
-
-	if (!c)
-		return -1;
-	c->cb.members = cb;
-	c->limit = limit < 1 ? 1 : limit > STORE_LIST_MAX ? STORE_LIST_MAX : limit;
-	params_text(&p, org_id);
-	params_text(&p, cursor);
-	params_i64(&p, c->limit + 1);
-	return call_exec(c, s->reads, &stmt_member_list, &p, on_members, e);
 }

@@ -148,7 +148,7 @@ int store_me(struct store *s, const char *org_id, store_me_cb cb, void *arg, str
 
 struct store_key {
 	char id[ID_MAX], org_id[ID_MAX], name[STORE_NAME_MAX], member_id[ID_MAX];
-	enum store_role role;
+	enum store_role role; /* in lists: what it may do now, the lower of its own and its member's */
 	int64_t created_at_ms, expires_at_ms, revoked_at_ms, last_used_at_ms;
 };
 struct store_keys {
@@ -176,15 +176,18 @@ struct store_done {
 	const char *detail; /* never NULL */
 };
 typedef void (*store_done_cb)(void *arg, const struct store_done *d, const struct err *e);
-/* id in the answer; NOT_FOUND when the organization (or member) does not exist; LIMIT at 1,000 live keys. */
+/* id in the answer; NOT_FOUND when the organization (or member) does not exist; CONFLICT when the role is above the member's;
+ * LIMIT at 1,000 live keys. */
 int store_key_create(struct store *s, const struct store_key_new *k, store_done_cb cb, void *arg, struct err *e) EPH_MUST_CHECK;
 /* Idempotent for a revoked key. CONFLICT when it is the organization's last live admin key and `keep_admin`. */
 int store_key_revoke(struct store *s, const char *org_id, const char *key_id, bool keep_admin, store_done_cb cb, void *arg,
 		struct err *e) EPH_MUST_CHECK;
 
+#define STORE_MEMBER_NAME_MAX 513 /* 128 characters of UTF-8 and the terminator */
+#define STORE_EMAIL_MAX 255
 struct store_member {
-	char id[ID_MAX], name[STORE_NAME_MAX];
-	char email[255];
+	char id[ID_MAX], name[STORE_MEMBER_NAME_MAX];
+	char email[STORE_EMAIL_MAX]; /* "" = none */
 	enum store_role role;
 	int64_t created_at_ms;
 };
@@ -194,7 +197,25 @@ struct store_members {
 	const char *next_cursor;
 };
 typedef void (*store_members_cb)(void *arg, const struct store_members *m, const struct err *e);
+/* Those who were not removed, newest first. */
 int store_member_list(struct store *s, const char *org_id, const char *cursor, int limit, store_members_cb cb, void *arg,
+		struct err *e) EPH_MUST_CHECK;
+/* count 0 = not found (or removed, or another organization's) */
+int store_member_get(struct store *s, const char *org_id, const char *member_id, store_members_cb cb, void *arg,
+		struct err *e) EPH_MUST_CHECK;
+struct store_member_change {
+	const char *name, *email; /* NULL = unchanged (create: name is required, email none); email "" = none */
+	enum store_role role;     /* STORE_ROLE_NONE = unchanged; required by create */
+};
+/* id in the answer. LIMIT at 1,000 members. */
+int store_member_create(struct store *s, const char *org_id, const struct store_member_change *m, store_done_cb cb, void *arg,
+		struct err *e) EPH_MUST_CHECK;
+/* A lower role counts for all keys of the member at their next store_auth. CONFLICT: it would leave the organization no live admin
+ * key. */
+int store_member_update(struct store *s, const char *org_id, const char *member_id, const struct store_member_change *m,
+		store_done_cb cb, void *arg, struct err *e) EPH_MUST_CHECK;
+/* Revokes all keys of the member with it. CONFLICT as above. Idempotent for one who was removed. */
+int store_member_remove(struct store *s, const char *org_id, const char *member_id, store_done_cb cb, void *arg,
 		struct err *e) EPH_MUST_CHECK;
 
 /* ---- organizations (operator) ---------------------------------------------------------------------------------------------- */

@@ -1,4 +1,4 @@
-/* The rest of the store on a loop: keys, prices, sweeps, closing under load, a crash of Postgres, check-ledger. */
+/* The rest of the store on a loop: keys, members, prices, sweeps, closing under load, a crash of Postgres, check-ledger. */
 /* link: controld_store ephproto ephbase EPH::pq EPH::event */
 #include "store_fixture.h"
 
@@ -39,6 +39,102 @@ static void keys_and_auth(void **state)
 	assert_int_equal(now, count + 1);
 	CALL(store_auth(t.store, operator_hash, on_auth, NULL, &e));
 	assert_true(got.principal.result == STORE_AUTH_OK && got.principal.is_operator);
+}
+
+static void on_members(void *arg, const struct store_members *m, const struct err *e)
+{
+	(void)arg;
+	if (!note(e))
+		return;
+	got.count = m->count;
+	if (m->count > 0)
+		assert_true(text_fmt(got.text, sizeof(got.text), "%s|%s|%s", m->members[0].name, m->members[0].email,
+				store_role_text(m->members[0].role)));
+	assert_true(text_copy(got.cursor, sizeof(got.cursor), m->next_cursor ? m->next_cursor : ""));
+}
+
+/* A key of `member` with `role`; what the store said is in got. */
+static void key_for(const char *member, enum store_role role, uint8_t hash[32])
+{
+	struct store_key_new k = { .org_id = t.org, .key_hash = hash, .member_id = member, .role = role };
+	struct err e;
+
+	random_bytes(hash, 32);
+	CALL(store_key_create(t.store, &k, on_done, NULL, &e));
+}
+
+static enum store_role role_of(const uint8_t hash[32])
+{
+	struct err e;
+
+	CALL(store_auth(t.store, hash, on_auth, NULL, &e));
+	return got.principal.result == STORE_AUTH_OK ? got.principal.role : STORE_ROLE_NONE;
+}
+
+/* What a member may do bounds what their keys may do, at every moment; the last admin key stays, whichever way it would go. */
+static void members_and_their_keys(void **state)
+{
+	struct store_member_change m = { .name = "Ada", .role = STORE_ROLE_ADMIN };
+	uint8_t first[32], second[32], own[32], refused[32];
+	char id[ID_MAX], key[ID_MAX];
+	struct err e;
+
+	(void)state;
+	CALL(store_member_create(t.store, "org_other", &m, on_done, NULL, &e));
+	assert_int_equal(got.done.result, STORE_DONE_NOT_FOUND);
+	CALL(store_member_create(t.store, t.org, &m, on_done, NULL, &e));
+	assert_int_equal(got.done.result, STORE_DONE);
+	memcpy(id, got.id, ID_MAX);
+	CALL(store_member_get(t.store, t.org, id, on_members, NULL, &e));
+	assert_string_equal(got.text, "Ada||admin");
+	CALL(store_member_get(t.store, "org_other", id, on_members, NULL, &e));
+	assert_int_equal(got.count, 0);
+	key_for(id, STORE_ROLE_ADMIN, first);
+	assert_int_equal(role_of(first), STORE_ROLE_ADMIN);
+	assert_string_equal(got.principal.member_id, id);
+
+	/* Theirs is the only admin key. */
+	m = (struct store_member_change){ .role = STORE_ROLE_VIEWER };
+	CALL(store_member_update(t.store, t.org, id, &m, on_done, NULL, &e));
+	assert_int_equal(got.done.result, STORE_DONE_CONFLICT);
+	CALL(store_member_remove(t.store, t.org, id, on_done, NULL, &e));
+	assert_int_equal(got.done.result, STORE_DONE_CONFLICT);
+	key_for(id, STORE_ROLE_ADMIN, second); /* a second one of the same member is no help */
+	CALL(store_member_remove(t.store, t.org, id, on_done, NULL, &e));
+	assert_int_equal(got.done.result, STORE_DONE_CONFLICT);
+	key_for(NULL, STORE_ROLE_ADMIN, own);
+	assert_int_equal(got.done.result, STORE_DONE);
+	memcpy(key, got.id, ID_MAX);
+
+	m.email = "ada@example.com";
+	CALL(store_member_update(t.store, t.org, id, &m, on_done, NULL, &e));
+	assert_int_equal(got.done.result, STORE_DONE);
+	CALL(store_member_get(t.store, t.org, id, on_members, NULL, &e));
+	assert_string_equal(got.text, "Ada|ada@example.com|viewer");
+	assert_int_equal(role_of(first), STORE_ROLE_VIEWER);
+	key_for(id, STORE_ROLE_MEMBER, refused);
+	assert_int_equal(got.done.result, STORE_DONE_CONFLICT);
+	key_for("mem_other", STORE_ROLE_VIEWER, refused);
+	assert_int_equal(got.done.result, STORE_DONE_NOT_FOUND);
+	/* Keys that are admin in name only do not count. */
+	CALL(store_key_revoke(t.store, t.org, key, true, on_done, NULL, &e));
+	assert_int_equal(got.done.result, STORE_DONE_CONFLICT);
+
+	CALL(store_member_remove(t.store, "org_other", id, on_done, NULL, &e));
+	assert_int_equal(got.done.result, STORE_DONE_NOT_FOUND);
+	for (int i = 0; i < 2; i++) { /* and again, as after a lost answer */
+		CALL(store_member_remove(t.store, t.org, id, on_done, NULL, &e));
+		assert_int_equal(got.done.result, STORE_DONE);
+	}
+	assert_int_equal(role_of(first), STORE_ROLE_NONE);
+	assert_int_equal(role_of(second), STORE_ROLE_NONE);
+	assert_int_equal(role_of(own), STORE_ROLE_ADMIN);
+	CALL(store_member_update(t.store, t.org, id, &m, on_done, NULL, &e));
+	assert_int_equal(got.done.result, STORE_DONE_NOT_FOUND);
+	key_for(id, STORE_ROLE_VIEWER, refused);
+	assert_int_equal(got.done.result, STORE_DONE_NOT_FOUND);
+	CALL(store_member_list(t.store, t.org, NULL, 10, on_members, NULL, &e));
+	assert_int_equal(got.count, 0);
 }
 
 static void models_and_prices(void **state)
@@ -240,6 +336,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(keys_and_auth, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(members_and_their_keys, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(models_and_prices, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(sweeps_and_health, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(closing_under_load, set_up, tear_down),
