@@ -1,4 +1,4 @@
-/* One exchange of an operator's verb. Called by cmd_admin.c and cmd_catalog.c; blocks; keeps nothing. */
+/* One exchange of an operator's verb. Called by cmd_admin.c, cmd_member.c and cmd_catalog.c; blocks; keeps nothing. */
 #include "admin.h"
 
 #include "api.h"

@@ -1,6 +1,6 @@
 /*
- * What the verbs for operators share: a request's body, its path, one exchange on the operator listener. Used by cmd_admin.c and
- * cmd_catalog.c.
+ * What the verbs for operators share: a request's body, its path, one exchange on the operator listener. Used by cmd_admin.c,
+ * cmd_member.c and cmd_catalog.c.
  */
 #ifndef CLI_ADMIN_H
 #define CLI_ADMIN_H

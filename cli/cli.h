@@ -55,6 +55,8 @@ int cmd_org_credit(const struct args *a);
 int cmd_key_create(const struct args *a);
 int cmd_key_list(const struct args *a);
 int cmd_key_revoke(const struct args *a);
+int cmd_member_add(const struct args *a);
+int cmd_member_list(const struct args *a);
 int cmd_node_token(const struct args *a);
 int cmd_node_list(const struct args *a);
 int cmd_node_drain(const struct args *a);

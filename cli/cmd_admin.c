@@ -103,6 +103,8 @@ int cmd_key_create(const struct args *a)
 	jw_kstr(&o.w, "role", args_value(a, "role") != NULL ? args_value(a, "role") : "member");
 	if (args_value(a, "name") != NULL)
 		jw_kstr(&o.w, "name", args_value(a, "name"));
+	if (args_value(a, "member") != NULL)
+		jw_kstr(&o.w, "member_id", args_value(a, "member"));
 	if (args_value(a, "expires-at") != NULL)
 		jw_kstr(&o.w, "expires_at", args_value(a, "expires-at"));
 	return admin_ask(a, "POST", path, &o, NULL, show_key);

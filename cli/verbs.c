@@ -54,7 +54,12 @@ static const struct opt ORG_CREDIT_OPTIONS[] = {
 static const struct opt KEY_CREATE_OPTIONS[] = {
 	{ "role", OPT_VALUE, "ROLE", "admin, member (default) or viewer" },
 	{ "name", OPT_VALUE, "TEXT", "what the key is for" },
+	{ "member", OPT_VALUE, "ID", "whose key it is: it may do no more than this member, and ends with them" },
 	{ "expires-at", OPT_VALUE, "TIME", "RFC 3339, for example 2027-01-31T00:00:00.000Z" },
+};
+static const struct opt MEMBER_ADD_OPTIONS[] = {
+	{ "role", OPT_VALUE, "ROLE", "admin, member (default) or viewer: the most that their keys may do" },
+	{ "email", OPT_VALUE, "ADDRESS", "kept with the name" },
 };
 static const struct opt NODE_TOKEN_OPTIONS[] = {
 	{ "uses", OPT_VALUE, "N", "how many hosts may join with it" },
@@ -130,6 +135,9 @@ const struct verb VERBS[] = {
 			"ephemeral admin key create org_… --role member --name ci", cmd_key_create },
 	{ "admin key list", VERB_ADMIN, "ORG", 1, 1, "list an organization's API keys", NULL, NO_OPTIONS, NULL, cmd_key_list },
 	{ "admin key revoke", VERB_ADMIN, "ORG KEY", 2, 2, "revoke an API key", NULL, NO_OPTIONS, NULL, cmd_key_revoke },
+	{ "admin member add", VERB_ADMIN, "ORG NAME", 2, 2, "add a member to an organization", NULL, OPTIONS(MEMBER_ADD_OPTIONS),
+			"ephemeral admin member add org_… 'Ada Lovelace' --role admin --email ada@example.com", cmd_member_add },
+	{ "admin member list", VERB_ADMIN, "ORG", 1, 1, "list an organization's members", NULL, NO_OPTIONS, NULL, cmd_member_list },
 	{ "admin node token", VERB_ADMIN, "", 0, 0, "make a token with which hosts join", NULL, OPTIONS(NODE_TOKEN_OPTIONS),
 			"ephemeral admin node token --uses 3 --expires-in 3600", cmd_node_token },
 	{ "admin node list", VERB_ADMIN, "", 0, 0, "list hosts", NULL, NO_OPTIONS, NULL, cmd_node_list },
