@@ -1,4 +1,4 @@
-/* What a key can see of its organization: me, models, keys, members. Runs on the loop, does not block. */
+/* What a key can see of its organization: me, models, keys. Runs on the loop, does not block. */
 #include "api_internal.h"
 
 #include "account.h"
@@ -227,6 +227,22 @@ static void making_free(void *state)
 	free(state);
 }
 
+/* Besides the organization in the path two things may be wrong that only the store knows: the member, and the role beside it. */
+static void key_problem(struct api_req *r, const struct store_done *d)
+{
+	const bool no_member = d->result == STORE_DONE_NOT_FOUND && !strstr(d->detail, "organization");
+	struct pointer at = { .up = NULL, .key = no_member ? "member_id" : "role" };
+	struct field_errors fe;
+
+	if (!no_member && d->result != STORE_DONE_CONFLICT) {
+		api_done_problem(r, d, "organization");
+		return;
+	}
+	field_errors_init(&fe);
+	field_bad(&fe, &at, "%s", no_member ? "is no member of this organization; GET /v1/members lists them" : d->detail);
+	api_problem_fields(r, &fe);
+}
+
 static void on_key_made(void *arg, const struct store_done *d, const struct err *e)
 {
 	struct api_req *r = api_back(arg, e);
@@ -237,7 +253,7 @@ static void on_key_made(void *arg, const struct store_done *d, const struct err 
 	if (!r)
 		return;
 	if (d->result != STORE_DONE) {
-		api_done_problem(r, d, "organization");
+		key_problem(r, d);
 		return;
 	}
 	jw_init(&w, &out);
@@ -246,11 +262,31 @@ static void on_key_made(void *arg, const struct store_done *d, const struct err 
 	jw_kstr(&w, "key", m->secret);
 	jw_kstr(&w, "name", *m->key.name ? m->key.name : NULL);
 	jw_kstr(&w, "role", store_role_text(m->key.role));
+	jw_kstr(&w, "member_id", *m->key.member_id ? m->key.member_id : NULL);
 	json_time(&w, "expires_at", m->key.expires_at_ms);
 	jw_close(&w);
 	if (!jw_end(&w))
 		out.failed = true;
 	api_reply(r, 201, &out);
+}
+
+/* The body of a new key into k; the texts are copied. */
+static void read_key(struct body *b, struct api_req *r, struct store_key *k)
+{
+	const char *name, *member;
+	struct pointer at = { .up = NULL, .key = "member_id" };
+
+	body_open(b, r, "name role member_id expires_at");
+	name = body_text(b, "name", 0, KEY_NAME_MAX, false);
+	k->role = body_role(b, "role");
+	member = body_text(b, "member_id", 0, ID_MAX - 1, false);
+	if (member && !id_valid("mem", member))
+		field_bad(&b->errors, &at, "must be a member's id, mem_ and 32 hex digits, as GET /v1/members lists them");
+	k->expires_at_ms = body_future(b, "expires_at");
+	if (!text_copy(k->name, sizeof(k->name), name ? name : ""))
+		k->name[0] = '\0';
+	if (!text_copy(k->member_id, sizeof(k->member_id), member ? member : ""))
+		k->member_id[0] = '\0';
 }
 
 void key_create_answer(struct api_req *r, const char *org_id)
@@ -260,25 +296,20 @@ void key_create_answer(struct api_req *r, const char *org_id)
 	struct store_key_new n = { .org_id = org_id, .key_hash = hash };
 	struct body b;
 	struct err e;
-	const char *name;
 
 	if (!m) {
 		api_problem(r, PROBLEM_UNAVAILABLE, "Memory is short; send the request again.");
 		return;
 	}
 	api_set_state(r, m, making_free);
-	body_open(&b, r, "name role expires_at");
-	name = body_text(&b, "name", 0, KEY_NAME_MAX, false);
-	m->key.role = body_role(&b, "role");
-	m->key.expires_at_ms = body_future(&b, "expires_at");
+	read_key(&b, r, &m->key);
 	if (!body_ok(&b, r))
 		return;
-	if (!text_copy(m->key.name, sizeof(m->key.name), name ? name : ""))
-		m->key.name[0] = '\0';
 	body_free(&b);
 	id_secret_make("eph_", m->secret);
 	secrets_key_hash(r->api->opt.secrets, m->secret, hash);
 	n.name = m->key.name;
+	n.member_id = m->key.member_id;
 	n.role = m->key.role;
 	n.expires_at_ms = m->key.expires_at_ms;
 	api_asked(store_key_create(r->api->opt.store, &n, on_key_made, api_hold(r), &e), r, &e);
@@ -321,39 +352,4 @@ void keys_create(struct api_req *r)
 void keys_revoke(struct api_req *r)
 {
 	key_revoke_answer(r, r->who.org_id, api_param(r, 0), true);
-}
-
-/* --- members ------------------------------------------------------------------------------------------------------------ */
-
-static void on_members(void *arg, const struct store_members *m, const struct err *e)
-{
-	struct api_req *r = api_back(arg, e);
-	struct buf out = BUF_INIT(1024 * 1024);
-	struct jw w;
-	size_t i;
-
-	if (!r)
-		return;
-	list_begin(&w, &out);
-	for (i = 0; i < m->count; i++) {
-		jw_object(&w);
-		jw_kstr(&w, "id", m->members[i].id);
-		jw_kstr(&w, "name", m->members[i].name);
-		jw_kstr(&w, "email", *m->members[i].email ? m->members[i].email : NULL);
-		jw_kstr(&w, "role", store_role_text(m->members[i].role));
-		json_time(&w, "created_at", m->members[i].created_at_ms);
-		jw_close(&w);
-	}
-	list_end(&w, m->next_cursor);
-	api_reply(r, 200, &out);
-}
-
-void members_list(struct api_req *r)
-{
-	const char *cursor;
-	struct err e;
-	int limit;
-
-	if (list_page(r, &cursor, &limit))
-		api_asked(store_member_list(r->api->opt.store, r->who.org_id, cursor, limit, on_members, api_hold(r), &e), r, &e);
 }

@@ -1,4 +1,4 @@
-/* The operator's calls about organizations: make, list, change, credit, keys. On operator_listen only. Runs on the loop. */
+/* The operator's calls about organizations: make, list, change, credit, keys, members. On operator_listen only; on the loop. */
 #include "api_internal.h"
 
 #include "account.h"
@@ -301,4 +301,23 @@ void operator_key_revoke(struct api_req *r)
 
 	if (id)
 		key_revoke_answer(r, id, api_param(r, 1), false);
+}
+
+/* --- its members: the first of them; from then on an admin key of the organization does it -------------------------------------
+ */
+
+void operator_member_create(struct api_req *r)
+{
+	const char *id = org_id(r);
+
+	if (id)
+		member_create_answer(r, id);
+}
+
+void operator_member_list(struct api_req *r)
+{
+	const char *id = org_id(r);
+
+	if (id)
+		member_list_answer(r, id);
 }

@@ -24,6 +24,9 @@ const struct route api_routes[] = {
 	ROUTE(HTTP_POST,   "/v1/keys",                                 LISTENER_MEMBER,   NEED_ADMIN,    SMALL_BODY,   CONTENT_JSON,          "",                                     keys_create),
 	ROUTE(HTTP_DELETE, "/v1/keys/{id}",                            LISTENER_MEMBER,   NEED_ADMIN,    NO_BODY,      CONTENT_NONE,          "",                                     keys_revoke),
 	ROUTE(HTTP_GET,    "/v1/members",                              LISTENER_MEMBER,   NEED_VIEWER,   NO_BODY,      CONTENT_NONE,          "limit cursor",                         members_list),
+	ROUTE(HTTP_POST,   "/v1/members",                              LISTENER_MEMBER,   NEED_ADMIN,    SMALL_BODY,   CONTENT_JSON,          "",                                     members_create),
+	ROUTE(HTTP_PATCH,  "/v1/members/{id}",                         LISTENER_MEMBER,   NEED_ADMIN,    SMALL_BODY,   CONTENT_JSON,          "",                                     members_update),
+	ROUTE(HTTP_DELETE, "/v1/members/{id}",                         LISTENER_MEMBER,   NEED_ADMIN,    NO_BODY,      CONTENT_NONE,          "",                                     members_remove),
 
 	ROUTE(HTTP_POST,   "/v1/operator/orgs",                        LISTENER_OPERATOR, NEED_OPERATOR, SMALL_BODY,   CONTENT_JSON,          "",                                     operator_org_create),
 	ROUTE(HTTP_GET,    "/v1/operator/orgs",                        LISTENER_OPERATOR, NEED_OPERATOR, NO_BODY,      CONTENT_NONE,          "limit cursor",                         operator_org_list),
@@ -33,6 +36,8 @@ const struct route api_routes[] = {
 	ROUTE(HTTP_POST,   "/v1/operator/orgs/{id}/keys",              LISTENER_OPERATOR, NEED_OPERATOR, SMALL_BODY,   CONTENT_JSON,          "",                                     operator_key_create),
 	ROUTE(HTTP_GET,    "/v1/operator/orgs/{id}/keys",              LISTENER_OPERATOR, NEED_OPERATOR, NO_BODY,      CONTENT_NONE,          "limit cursor",                         operator_key_list),
 	ROUTE(HTTP_DELETE, "/v1/operator/orgs/{id}/keys/{key}",        LISTENER_OPERATOR, NEED_OPERATOR, NO_BODY,      CONTENT_NONE,          "",                                     operator_key_revoke),
+	ROUTE(HTTP_POST,   "/v1/operator/orgs/{id}/members",           LISTENER_OPERATOR, NEED_OPERATOR, SMALL_BODY,   CONTENT_JSON,          "",                                     operator_member_create),
+	ROUTE(HTTP_GET,    "/v1/operator/orgs/{id}/members",           LISTENER_OPERATOR, NEED_OPERATOR, NO_BODY,      CONTENT_NONE,          "limit cursor",                         operator_member_list),
 	ROUTE(HTTP_PUT,    "/v1/operator/providers/{name}",            LISTENER_OPERATOR, NEED_OPERATOR, SMALL_BODY,   CONTENT_JSON,          "",                                     operator_provider_put),
 	ROUTE(HTTP_GET,    "/v1/operator/providers",                   LISTENER_OPERATOR, NEED_OPERATOR, NO_BODY,      CONTENT_NONE,          "",                                     operator_provider_list),
 	ROUTE(HTTP_PUT,    "/v1/operator/models/{provider}/{model...}", LISTENER_OPERATOR, NEED_OPERATOR, SMALL_BODY,  CONTENT_JSON_OR_EMPTY, "",                                     operator_model_put),
