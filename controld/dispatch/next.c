@@ -109,7 +109,9 @@ static uint32_t fill_assigns(struct request *r, const struct store_next *n, stru
 	return count;
 }
 
-static void deliver(struct request *r, const struct store_next *n)
+/* False when there is nothing to say: an assignment that cannot be made is claimed until that runs out, and a node that were
+ * answered for it would ask again at once, all that time. */
+static bool deliver(struct request *r, const struct store_next *n)
 {
 	struct link_assign assigns[LINK_ASSIGN_MAX];
 	struct link_next_reply reply = { .lease_ms = n->lease_ms, .assigns = assigns };
@@ -117,9 +119,12 @@ static void deliver(struct request *r, const struct store_next *n)
 	reply.assign_count = fill_assigns(r, n, assigns);
 	reply.commands = n->commands;
 	reply.command_count = n->command_count > LINK_COMMANDS_MAX ? LINK_COMMANDS_MAX : (uint32_t)n->command_count;
+	if (reply.assign_count + reply.command_count == 0)
+		return false;
 	answer(r, &reply);
 	for (uint32_t i = 0; i < reply.assign_count; i++)
 		assign_free(&assigns[i]);
+	return true;
 }
 
 static void on_next(void *arg, const struct store_next *n, const struct err *e)
@@ -143,9 +148,9 @@ static void on_next(void *arg, const struct store_next *n, const struct err *e)
 		return;
 	}
 	r->lease_ms = n->lease_ms;
-	if (n->assign_count > 0 || n->command_count > 0)
-		deliver(r, n);
-	else if (r->again)
+	if (deliver(r, n))
+		return;
+	if (r->again)
 		ask(r);
 	else
 		park(r);

@@ -34,6 +34,25 @@ static void test_poll_parks_and_wakes(void **state)
 	node_close(&n);
 }
 
+/* The provider's key is sealed for another keyring: the node is not answered again and again for a run that it cannot get. */
+static void test_what_cannot_be_made_is_not_asked_for_at_once(void **state)
+{
+	struct node n;
+	struct call c;
+
+	(void)state;
+	node_ready(&n);
+	rig.sealed_key[rig.sealed_len - 1] ^= 1;
+	rig.waiting_assigns = 1;
+	begin_next(&n, &c, 10000);
+	wait_parked(&c, 1);
+	rig.sealed_key[rig.sealed_len - 1] ^= 1;
+	rig.waiting_assigns = 1;
+	dispatch_wake_queued(rig.d, 512, 1, true, 1);
+	wait_next(&c, 1);
+	node_close(&n);
+}
+
 /* A wake while the store is being asked must not be lost. */
 static void test_wake_is_not_lost(void **state)
 {
@@ -122,6 +141,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(test_poll_parks_and_wakes, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(test_what_cannot_be_made_is_not_asked_for_at_once, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_wake_is_not_lost, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_second_poll_replaces_the_first, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_contexts_run_out, set_up, tear_down),
