@@ -497,7 +497,7 @@ int broker_main(void)
 
 	b.queue_tail = &b.queue;
 	(void)signal(SIGPIPE, SIG_IGN);
-	(void)signal(SIGXFSZ, SIG_IGN); /* a write that may not grow a file is an error to be reported, no death */
+	(void)signal(SIGXFSZ, SIG_IGN);           /* a write that may not grow a file is an error to be reported, no death */
 	(void)prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* also done by main: the key must never reach a core file */
 	if (open_all(&b, &e) < 0) {
 		log_error("broker does not start error=%s", e.text);

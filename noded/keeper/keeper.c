@@ -26,8 +26,8 @@
 #include <unistd.h>
 
 #define STOP_MS 5000
-#define SWEEP_SECONDS 15
-#define BOOT_BACKSTOP_MS 15000 /* beyond the boot deadline, which is the broker's to enforce */
+#define WATCH_SECONDS 3 /* between looks at deadlines that brokers ought to keep */
+#define SWEEP_EVERY 5   /* looks between two sweeps of spools and slots */
 #define VCPUS_PER_CPU 8
 #define NOFILE_WANTED 65536
 
@@ -99,6 +99,28 @@ static void on_signal(evutil_socket_t sig, short what, void *arg)
 	keeper_maybe_stopped(k);
 }
 
+/* May free the VM. */
+static void watch(struct keeper *k, struct vm *vm)
+{
+	const struct vm_watch w = {
+		.boot_began_ns = vm->booting ? vm->boot_began_ns : 0,
+		.boot_limit_ns = k->host.boot_timeout_ms * INT64_C(1000000),
+		.lease_ns = k->lease_deadline_boot_ns,
+		.vmm_alive = vm->proc[SLOT_VMM].state == PROC_ALIVE,
+	};
+
+	switch (vm_overdue(&w, clock_boot_ns())) {
+	case VM_BOOT_OVERDUE: vm_fail_start(vm, "the boot is far over its deadline, and the broker did not end it"); break;
+	case VM_LEASE_OVERDUE:
+		log_error("run=%s vm=%s outlives the lease: destroyed, its broker did not do it", vm->journal.run_id,
+				vm->journal.vm);
+		vm->want.destroy = true;
+		vm_step_all(vm);
+		break;
+	case VM_IN_TIME: break;
+	}
+}
+
 static void on_sweep(evutil_socket_t fd, short what, void *arg)
 {
 	struct keeper *k = arg;
@@ -106,20 +128,19 @@ static void on_sweep(evutil_socket_t fd, short what, void *arg)
 
 	(void)fd;
 	(void)what;
-	recover_sweep_spools(k);
-	recover_look_at_slots(k);
 	for (struct vm *vm = k->vms; vm; vm = next) {
 		next = vm->next;
-		if (vm->booting && vm->exec_boot_ns > 0 &&
-				clock_boot_ns() - vm->exec_boot_ns >
-						(k->host.boot_timeout_ms + BOOT_BACKSTOP_MS) * INT64_C(1000000))
-			vm_fail_start(vm, "the boot is far over its deadline, and the broker did not end it");
+		watch(k, vm);
 	}
+	if (++k->sweeps % SWEEP_EVERY != 0)
+		return;
+	recover_sweep_spools(k);
+	recover_look_at_slots(k);
 }
 
 static int add_events(struct keeper *k, struct err *e)
 {
-	const struct timeval sweep = { .tv_sec = SWEEP_SECONDS };
+	const struct timeval sweep = { .tv_sec = WATCH_SECONDS };
 
 	k->signals[0] = evsignal_new(k->base, SIGTERM, on_signal, k);
 	k->signals[1] = evsignal_new(k->base, SIGINT, on_signal, k);

@@ -56,6 +56,7 @@ struct vm {
 	uint8_t *secrets; /* opened; wiped when freed */
 	size_t secrets_len;
 	int64_t received_boot_ns;
+	int64_t boot_began_ns;   /* when its turn to boot came */
 	int64_t exec_boot_ns;    /* 0 until the VMM was exec'd */
 	int64_t destroy_boot_ns; /* when the VMM's end was ordered or seen; 0 = not yet */
 	int64_t gone_ms;         /* from there to gone; -1 = not gone */
@@ -104,6 +105,7 @@ struct keeper {
 	char journal_dir[600], spool_dir[600], vm_dir[128];
 	struct event *signals[2], *stop_timer, *sweep_timer, *turn;
 	int exit_status;
+	uint32_t sweeps;
 };
 
 /* keeper.c */

@@ -277,6 +277,7 @@ void vm_run_waiting(struct keeper *k)
 	while (k->booting < k->max_booting && (vm = first_waiting(k)) != NULL) {
 		vm->seen.waiting = false;
 		vm->booting = true;
+		vm->boot_began_ns = clock_boot_ns();
 		k->booting++;
 		if (vm_start(vm, &e))
 			vm_fail_start(vm, e.text);

@@ -41,3 +41,12 @@ const char *vm_step_name(enum vm_step s)
 
 	return names[s];
 }
+
+enum vm_overdue vm_overdue(const struct vm_watch *w, int64_t now_ns)
+{
+	if (w->vmm_alive && w->lease_ns > 0 && now_ns - w->lease_ns > VM_LEASE_BACKSTOP_NS)
+		return VM_LEASE_OVERDUE;
+	if (w->boot_began_ns > 0 && now_ns - w->boot_began_ns > w->boot_limit_ns + VM_BOOT_BACKSTOP_NS)
+		return VM_BOOT_OVERDUE;
+	return VM_IN_TIME;
+}

@@ -6,6 +6,7 @@
 #define NODED_KEEPER_VM_STEP_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 /*
  * One process of a VM with its group and ids:
@@ -52,5 +53,23 @@ enum vm_step {
 
 enum vm_step vm_next(const struct vm_want *want, const struct vm_seen *seen);
 const char *vm_step_name(enum vm_step s);
+
+/*
+ * Deadlines are the broker's to keep; keeper looks after them only in case a broker stands still, or there is none yet. Times are
+ * CLOCK_BOOTTIME ns.
+ */
+#define VM_BOOT_BACKSTOP_NS INT64_C(15000000000)
+#define VM_LEASE_BACKSTOP_NS INT64_C(5000000000) /* controld calls this node lost 15 s after the deadline that brokers have */
+
+struct vm_watch {
+	int64_t boot_began_ns; /* 0 = it does not boot */
+	int64_t boot_limit_ns; /* how long a boot may take */
+	int64_t lease_ns;      /* the node's deadline; 0 = never granted */
+	bool vmm_alive;
+};
+
+enum vm_overdue { VM_IN_TIME, VM_BOOT_OVERDUE, VM_LEASE_OVERDUE };
+
+enum vm_overdue vm_overdue(const struct vm_watch *w, int64_t now_ns);
 
 #endif

@@ -2,9 +2,11 @@
 import os
 import pathlib
 import re
+import signal
 
 import host
 import pytest
+import wait
 from client import say, shell, turns
 
 ROLES = ("vmm", "channel", "broker", "link")
@@ -187,3 +189,21 @@ def test_cgroups(run, stack):
         assert 1 <= int(value(folders, "pids.max")[0]) <= 256, role
     cpu = [path for path in every if path.name in run["vmm"].groups()]
     assert value(cpu, "cpu.max", "cpu.cfs_quota_us")[0] not in ("max", "-1"), "the VMM's cpu is not limited"
+
+
+@pytest.mark.guest
+def test_a_vm_whose_broker_stands_still(make_stack):
+    """The node is cut off and the broker keeps no deadline: keeper destroys the VM a little after its lease, and the broker makes its peace with that."""
+    stack = make_stack(control={"lease_seconds": 6, "lease_renew_seconds": 1, "lease_grace_seconds": 1}, node={"max_vms": 1})
+    client = stack.client()
+    made = client.create(prompt=turns(shell("sleep 100"), say("never said")))
+    client.event(made["id"], "shell.started")
+    stopped = stack.node.role_pids("broker") + stack.node.role_pids("link")
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    wait.until(lambda: not stack.node.role_pids("vmm"), 30, "the VM to be destroyed by keeper")
+    for pid in stopped:
+        os.kill(pid, signal.SIGCONT)
+    settled = client.settled(made["id"], 60)
+    assert settled["status"] == "interrupted" and settled["error"]["code"] in ("node_lost", "lease_expired"), settled["error"]
+    stack.node.clean(40)

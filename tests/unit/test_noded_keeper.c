@@ -268,6 +268,24 @@ static void steps_in_order(void **state)
 	assert_int_equal(vm_next(&w, &s), STEP_FORGET);
 }
 
+/* A broker that stands still keeps no deadline: then keeper does, a little later, also before the VMM was exec'd. */
+static void overdue(void **state)
+{
+	const int64_t s = INT64_C(1000000000);
+	struct vm_watch w = { .boot_began_ns = 100 * s, .boot_limit_ns = 30 * s, .vmm_alive = false };
+
+	(void)state;
+	assert_int_equal(vm_overdue(&w, 130 * s + VM_BOOT_BACKSTOP_NS), VM_IN_TIME);
+	assert_int_equal(vm_overdue(&w, 131 * s + VM_BOOT_BACKSTOP_NS), VM_BOOT_OVERDUE);
+	w.boot_began_ns = 0;
+	assert_int_equal(vm_overdue(&w, 9999 * s), VM_IN_TIME);
+	w.lease_ns = 200 * s;
+	assert_int_equal(vm_overdue(&w, 9999 * s), VM_IN_TIME); /* nothing lives */
+	w.vmm_alive = true;
+	assert_int_equal(vm_overdue(&w, 200 * s + VM_LEASE_BACKSTOP_NS), VM_IN_TIME);
+	assert_int_equal(vm_overdue(&w, 201 * s + VM_LEASE_BACKSTOP_NS), VM_LEASE_OVERDUE);
+}
+
 /* In no state is the broker told, or the entry forgotten, while anything of the VM is left. */
 static void steps_never_early(void **state)
 {
@@ -304,6 +322,7 @@ int main(void)
 		cmocka_unit_test(admission_offer_without_a_slot),
 		cmocka_unit_test(steps_in_order),
 		cmocka_unit_test(steps_never_early),
+		cmocka_unit_test(overdue),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
