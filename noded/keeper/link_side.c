@@ -43,6 +43,8 @@ void link_side_capacity(struct keeper *k)
 	struct admission_offer o;
 
 	admission_offer(&k->admission, &o);
+	if (o.free_slots > slots_free_count(k->slots))
+		o.free_slots = slots_free_count(k->slots); /* others use the ids of some */
 	if (k->stopping)
 		o.free_memory_mib = o.free_vcpus = o.free_slots = 0;
 	wire_put_u32(&b, o.free_memory_mib);

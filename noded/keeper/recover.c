@@ -116,8 +116,10 @@ static void remove_directories(struct keeper *k)
 
 void recover_look_at_slots(struct keeper *k)
 {
-	uint32_t foreign = slots_look(k->slots);
+	uint32_t before = slots_free_count(k->slots), foreign = slots_look(k->slots);
 
+	if (slots_free_count(k->slots) != before)
+		link_side_capacity(k);
 	/* Not killed: they may be another noded's, whose uid_base overlaps with ours. */
 	if (foreign > 0)
 		log_warn("processes that are not this noded's have ids of its slots; give it a uid_base of its own slots=%u",
