@@ -239,15 +239,24 @@ static const struct pg_stmt stmt_health = {
 	.nparams = 0,
 };
 
+/* Anybody may ask, without a key: one statement at a time answers all who wait for it. */
+struct health_reader {
+	struct health_reader *next;
+	store_health_cb cb;
+	void *arg;
+};
+
 static void on_health(void *arg, const struct pg_rows *rows, const char *sqlstate, const struct err *e)
 {
-	struct call *c = arg;
-	struct store_health h;
+	struct store *s = arg;
+	struct health_reader *reader = s->health, *next;
+	struct store_health h = { 0 };
 
 	(void)sqlstate;
-	if (e) {
-		c->cb.health(c->arg, NULL, call_error(e));
-	} else {
+	s->health = NULL; /* one that asks again in its callback gets a new statement */
+	if (e)
+		call_error(e);
+	else
 		h = (struct store_health){
 			.schema_version = pg_i64(rows, 0, 0),
 			.partitions_ahead_days = pg_i64(rows, 0, 1),
@@ -257,18 +266,29 @@ static void on_health(void *arg, const struct pg_rows *rows, const char *sqlstat
 			.nodes_live = pg_i64(rows, 0, 5),
 			.now_ms = pg_i64(rows, 0, 6),
 		};
-		c->cb.health(c->arg, &h, NULL);
+	for (; reader; reader = next) {
+		next = reader->next;
+		reader->cb(reader->arg, e ? NULL : &h, e);
+		free(reader);
 	}
-	free(c);
 }
 
 int store_health(struct store *s, store_health_cb cb, void *arg, struct err *e)
 {
-	struct call *c = call_new(s, arg, e);
-	struct params p = { .n = 0 };
+	struct health_reader *reader = calloc(1, sizeof(*reader));
 
-	if (!c)
-		return -1;
-	c->cb.health = cb;
-	return call_exec(c, s->reads, &stmt_health, &p, on_health, e);
+	if (!reader)
+		return err_set(e, ERR_NOMEM, "no memory for a statement");
+	if (!s->health) {
+		const int result = s->reads ? pgev_exec(s->reads, &stmt_health, NULL, on_health, s, e)
+					    : err_set(e, ERR_UNAVAILABLE, "the store is closing");
+
+		if (result != 0) {
+			free(reader);
+			return -1;
+		}
+	}
+	*reader = (struct health_reader){ .next = s->health, .cb = cb, .arg = arg };
+	s->health = reader;
+	return 0;
 }

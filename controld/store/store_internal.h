@@ -37,6 +37,7 @@ struct store {
 	struct settler *settler;
 	struct catalog *catalog;
 	struct page_read *page_reads; /* outstanding pages of events, to be shared */
+	struct health_reader *health; /* who waits for the statement that is under way; NULL = none is */
 };
 
 /* ---- parameters ----------------------------------------------------------------------------------------------------------- */

@@ -1,5 +1,7 @@
 """What is wrong with one organization's run or one host's batch holds up nobody else, seen through a real controld."""
+import psycopg2
 import pytest
+import requests
 import wait
 from api_rig import control, paper  # noqa: F401
 from store_db import in_threads
@@ -50,3 +52,24 @@ def test_a_create_that_fails_stands_alone(control, paper, breaks):
         client.call("POST", "/v1/runs", expect, json={"prompt": prompt, "max_cost_micros": 1000})
     in_threads(len(orders), order)
     assert control.query("SELECT count(*) FROM run_live WHERE org_id = %s", good.org)[0][0] == 8
+
+
+def test_asking_whether_it_is_ready_costs_one_statement_at_a_time(control):
+    """/readyz needs no key: while the database hangs, all who ask share one statement, and all are answered."""
+    def scans():    # of a table that only this statement reads
+        return control.query("SELECT coalesce(seq_scan, 0) + coalesce(idx_scan, 0) FROM pg_stat_user_tables WHERE relname = 'schema_migrations'")[0][0]
+    before = scans()
+    db = psycopg2.connect(control.conninfo)
+    db.cursor().execute("LOCK TABLE nodes_live IN ACCESS EXCLUSIVE MODE")
+
+    def ask(i):
+        if i > 0:
+            return requests.get(f"{control.url}/readyz", timeout=30).status_code
+        wait.until(lambda: control.log_text().count("path=/readyz") == 0 and control.query(
+            "SELECT count(*) FROM pg_locks WHERE NOT granted")[0][0] > 0, 10, "a statement to wait")
+        db.rollback()
+        return 200
+    assert in_threads(31, ask) == [200] * 31
+    db.close()
+    wait.until(lambda: scans() > before, 15, "Postgres to count it")
+    assert scans() - before <= 10
