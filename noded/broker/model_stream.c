@@ -196,13 +196,26 @@ static void take_usage(struct model_stream *s, const struct json *u)
 	s->usage.cached = cached == NULL || json_type(cached) == JSON_NULL ? 0 : count_of(cached);
 }
 
+/*
+ * Some providers count on in every chunk. Such a count is not what the call costs: only one that comes with or after the finish
+ * reason, in a chunk of its own, or in a whole answer is. An answer that breaks off before has no usage.
+ */
+static bool usage_is_final(const struct model_stream *s, const struct json *choices)
+{
+	if (s->kind == KIND_WHOLE || s->finish != 0 || choices == NULL || json_type(choices) != JSON_ARRAY ||
+			json_len(choices) == 0)
+		return true;
+	return json_get_text(json_at(choices, 0), "finish_reason") != NULL;
+}
+
 /* One chunk, or the whole answer: they differ in the name of the message only. */
 static bool take_object(struct model_stream *s, const struct json *v)
 {
 	const struct json *choices = json_get(v, "choices"), *choice;
 	const char *finish;
 
-	take_usage(s, json_get(v, "usage"));
+	if (usage_is_final(s, choices))
+		take_usage(s, json_get(v, "usage"));
 	if (json_get(v, "error") != NULL && json_type(json_get(v, "error")) != JSON_NULL)
 		return fail(s, ERR_UNAVAILABLE, "the provider broke its answer off with an error");
 	if (choices == NULL || json_type(choices) != JSON_ARRAY || json_len(choices) == 0)

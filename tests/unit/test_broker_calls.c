@@ -133,6 +133,27 @@ static void test_cancelled_in_an_answer(void **state)
 	rig_stop(&r);
 }
 
+/* A provider that counts on in every chunk: what it had counted when the answer was cut off is not the price. */
+static void test_cancelled_with_a_count_so_far(void **state)
+{
+	const char *answers[] = { "hang after " SSE_HEAD "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"hal\"},"
+				  "\"finish_reason\":null}],\"usage\":{\"prompt_tokens\":20,\"completion_tokens\":1}}\n\n",
+		NULL };
+	struct rig r;
+
+	(void)state;
+	rig_defaults(&r);
+	rig_start(&r, answers);
+	to_work(&r);
+	call_model(&r, "hi");
+	wait_until_answering(&r);
+	to_link_side(&r, RF_LB_CANCEL, NULL, 0);
+	to_the_end(&r);
+	assert_int_equal(r.end.usage.output_tokens, 0);
+	assert_true(r.end.usage.unmetered_model_micros > 15000);
+	rig_stop(&r);
+}
+
 /* Without shell in the request the guest may ask for the tool as it likes: the model is not told of it. */
 static void test_shell_is_denied(void **state)
 {
@@ -354,6 +375,7 @@ int main(void)
 		cmocka_unit_test(test_cut_stream),
 		cmocka_unit_test(test_cut_after_usage),
 		cmocka_unit_test(test_cancelled_in_an_answer),
+		cmocka_unit_test(test_cancelled_with_a_count_so_far),
 		cmocka_unit_test(test_shell_is_denied),
 		cmocka_unit_test(test_cut_twice),
 		cmocka_unit_test(test_provider_refuses),
