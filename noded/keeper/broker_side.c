@@ -39,8 +39,11 @@ static bool frame_set(struct frame *f, uint8_t type, const uint8_t *body, size_t
 /* Sends, or ends the run: a broker that does not read for megabytes cannot be relied on for anything. */
 static void send_frame(struct vm *vm, uint8_t type, const void *body, size_t n)
 {
-	if (vm->broker && !framed_send(vm->broker, type, body, n))
-		log_error("run=%s vm=%s broker does not take frames type=%u", vm->journal.run_id, vm->journal.vm, type);
+	if (!vm->broker || framed_send(vm->broker, type, body, n))
+		return;
+	log_error("run=%s vm=%s broker does not take frames type=%u", vm->journal.run_id, vm->journal.vm, type);
+	if (vm->proc[SLOT_BROKER].state == PROC_ALIVE)
+		child_kill(vm->proc[SLOT_BROKER].child); /* its end is what ends the run */
 }
 
 /* --- from the broker ---------------------------------------------------------------------------------------------------------- */

@@ -219,8 +219,9 @@ static int take_lease(struct keeper *k, const uint8_t *body, size_t n, struct er
 	deadline = wire_i64(&r);
 	if (wire_end(&r, "lease", e))
 		return -1;
-	if (deadline > k->lease_deadline_boot_ns)
-		k->lease_deadline_boot_ns = deadline;
+	if (deadline <= 0)
+		return err_set(e, ERR_PROTOCOL, "a lease without a time");
+	k->lease_deadline_boot_ns = vm_lease_later(k->lease_deadline_boot_ns, deadline, clock_boot_ns());
 	for (struct vm *vm = k->vms; vm; vm = vm->next)
 		broker_side_lease(vm, k->lease_deadline_boot_ns);
 	say_ready(k);

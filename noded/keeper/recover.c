@@ -12,6 +12,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -19,27 +20,33 @@
 #include <time.h>
 #include <unistd.h>
 
+#define KILL_WAIT_MS 2000
+
 struct recovery {
 	struct keeper *keeper;
 	uint32_t runs, groups;
 };
 
-/* A process that the journal names, if it is still that one. Its group's kill reaches it too; this is for one that never got there.
+/*
+ * A process that the journal names, if it is still that one. Its group's kill reaches it too; this is for one that never got there,
+ * or whose group is elsewhere now because cgroup_parent (or the session that noded was started from) is another one. Then nothing
+ * but this wait says that it is gone.
  */
 static void kill_named(const struct journal *j, const char *boot_id, enum slot_role role)
 {
 	const struct journal_process *p = &j->process[role];
-	int pidfd;
+	struct pollfd gone = { .events = POLLIN };
 
 	if (p->pid <= 0 || p->start_time == 0 || strcmp(j->boot_id, boot_id) != 0)
 		return;
-	pidfd = (int)syscall(SYS_pidfd_open, p->pid, 0);
-	if (pidfd < 0)
+	gone.fd = (int)syscall(SYS_pidfd_open, p->pid, 0);
+	if (gone.fd < 0)
 		return;
 	/* Checked after it was opened, so that the number cannot have changed hands in between. */
-	if (journal_start_time(p->pid) == p->start_time)
-		syscall(SYS_pidfd_send_signal, pidfd, SIGKILL, NULL, 0);
-	close(pidfd);
+	if (journal_start_time(p->pid) == p->start_time && syscall(SYS_pidfd_send_signal, gone.fd, SIGKILL, NULL, 0) == 0 &&
+			poll(&gone, 1, KILL_WAIT_MS) <= 0)
+		log_error("run=%s vm=%s process of an earlier noded does not end pid=%d", j->run_id, j->vm, (int)p->pid);
+	close(gone.fd);
 }
 
 static void on_entry(void *arg, const struct journal *j)

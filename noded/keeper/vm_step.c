@@ -50,3 +50,10 @@ enum vm_overdue vm_overdue(const struct vm_watch *w, int64_t now_ns)
 		return VM_BOOT_OVERDUE;
 	return VM_IN_TIME;
 }
+
+int64_t vm_lease_later(int64_t have, int64_t offered, int64_t now_ns)
+{
+	if (offered > now_ns + VM_LEASE_LONGEST_NS)
+		offered = now_ns + VM_LEASE_LONGEST_NS;
+	return offered > have ? offered : have;
+}

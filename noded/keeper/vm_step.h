@@ -72,4 +72,11 @@ enum vm_overdue { VM_IN_TIME, VM_BOOT_OVERDUE, VM_LEASE_OVERDUE };
 
 enum vm_overdue vm_overdue(const struct vm_watch *w, int64_t now_ns);
 
+/*
+ * The node's lease after link said `offered`: it only grows, by answers in whatever order, and never beyond the longest that a
+ * controld gives (an hour): link talks to a network and has no right to let a VM live for ever.
+ */
+#define VM_LEASE_LONGEST_NS INT64_C(3600000000000)
+int64_t vm_lease_later(int64_t have, int64_t offered, int64_t now_ns);
+
 #endif

@@ -286,6 +286,17 @@ static void overdue(void **state)
 	assert_int_equal(vm_overdue(&w, 201 * s + VM_LEASE_BACKSTOP_NS), VM_LEASE_OVERDUE);
 }
 
+static void lease_only_grows(void **state)
+{
+	const int64_t s = INT64_C(1000000000);
+
+	(void)state;
+	assert_int_equal(vm_lease_later(0, 155 * s, 100 * s), 155 * s);
+	assert_int_equal(vm_lease_later(165 * s, 155 * s, 110 * s), 165 * s); /* an answer that was overtaken */
+	assert_int_equal(vm_lease_later(165 * s, INT64_MAX, 110 * s), 110 * s + VM_LEASE_LONGEST_NS);
+	assert_int_equal(vm_lease_later(165 * s, INT64_MIN, 110 * s), 165 * s);
+}
+
 /* In no state is the broker told, or the entry forgotten, while anything of the VM is left. */
 static void steps_never_early(void **state)
 {
@@ -323,6 +334,7 @@ int main(void)
 		cmocka_unit_test(steps_in_order),
 		cmocka_unit_test(steps_never_early),
 		cmocka_unit_test(overdue),
+		cmocka_unit_test(lease_only_grows),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
