@@ -67,7 +67,8 @@ RETURNS TABLE (kind text, run_id text, memory_mib integer, vcpus integer, emulat
 DECLARE
 	v_run text;
 BEGIN
-	FOR v_run IN SELECT s.run_id FROM settle_pending s ORDER BY s.run_id LIMIT p_limit LOOP
+	FOR v_run IN SELECT p.run_id FROM (SELECT s.run_id FROM settle_pending s ORDER BY s.run_id LIMIT p_limit) p
+			JOIN run_live l ON l.run_id = p.run_id ORDER BY l.org_id, l.run_id LOOP -- wallets are locked in their order
 		BEGIN
 			RETURN QUERY SELECT * FROM eph_settle(ARRAY[v_run], 1, p_max_running);
 		EXCEPTION WHEN OTHERS THEN

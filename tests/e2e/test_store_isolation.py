@@ -4,7 +4,7 @@ import pytest
 import requests
 import wait
 from api_rig import control, paper  # noqa: F401
-from store_db import in_threads
+from store_db import db, in_threads, template  # noqa: F401
 
 BROKEN = """CREATE FUNCTION broken() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
     IF {when} THEN RAISE EXCEPTION 'made to fail'; END IF; RETURN NEW; END $$;
@@ -73,3 +73,24 @@ def test_asking_whether_it_is_ready_costs_one_statement_at_a_time(control):
     db.close()
     wait.until(lambda: scans() > before, 15, "Postgres to count it")
     assert scans() - before <= 10
+
+
+def test_settling_run_by_run_locks_wallets_in_their_order(db):
+    low, high = sorted(db.org() for _ in range(2))
+    db.node()
+    for org in (high, low):          # the older run is the higher organization's
+        run = db.create(org)["run_id"]
+        db.rows("SELECT * FROM eph_cancel(%s, %s)", org, run)
+    other = psycopg2.connect(db.conninfo)
+    lock = other.cursor()
+    lock.execute("SELECT 1 FROM org_hot WHERE org_id = %s FOR UPDATE", (low,))
+
+    def settle(i):
+        if i == 0:
+            return db.rows("SELECT kind FROM eph_settle_each(10, 100)")
+        wait.until(lambda: db.rows("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"), 10, "the settle to wait")
+        lock.execute("SELECT 1 FROM org_hot WHERE org_id = %s FOR UPDATE NOWAIT", (high,))
+        return other.rollback()
+    assert in_threads(2, settle)[0] == [("settled",), ("settled",)]
+    other.close()
+    db.sound()
