@@ -2,6 +2,7 @@
 nothing is left on the host. One control plane, with a Postgres of its own, and one node are shared; each test leaves them whole."""
 import json
 import os
+import random
 import signal
 import subprocess
 import threading
@@ -303,3 +304,35 @@ def test_slots_that_others_use(whole):
             process.kill()
             process.wait()
     good(whole, client.settled(made["id"], 60))
+
+
+@pytest.mark.guest
+def test_storm(whole):
+    """Many runs while everything dies again and again: each has one end and one charge, and the books add up."""
+    dice = random.Random(7)
+    client = whole.client()
+    made = [client.create(prompt=turns(shell("echo one"), shell("sleep 0.5; echo two"), say("{{tool:2}}")))["id"] for _ in range(7)]
+    for blow in ("control", "link", "control", "broker", "link", "control", "node", "channel", "control"):
+        seen = len(whole.control.query("SELECT 1 FROM events WHERE run_id = ANY (%s) LIMIT 1000", made))
+        more = seen + dice.randrange(1, 6)
+        wait.until(lambda: len(whole.control.query("SELECT 1 FROM events WHERE run_id = ANY (%s) LIMIT 1000", made)) >= more
+                   or all(client.read(run_id)["status"] in ENDS for run_id in made), 60, "the runs to go on")
+        if blow == "control":
+            whole.control.stop(signal.SIGKILL)
+            whole.control.start()
+        elif blow == "node":
+            whole.node.stop(signal.SIGKILL)
+            whole.node.start()
+        else:
+            for pid in whole.node.role_pids(blow):
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+    ends = []
+    for run_id in made:
+        run = client.settled(run_id, 120)
+        timeline(whole, run)
+        ends.append(run["error"]["code"] if run["error"] else "")
+    assert set(ends) <= {"", "vm_start_failed", "broker_lost", "channel_lost", "node_restarted"}, ends
+    assert "" in ends
