@@ -69,10 +69,10 @@ def test_asking_whether_it_is_ready_costs_one_statement_at_a_time(control):
             "SELECT count(*) FROM pg_locks WHERE NOT granted")[0][0] > 0, 10, "a statement to wait")
         db.rollback()
         return 200
-    assert in_threads(31, ask) == [200] * 31
+    assert in_threads(61, ask) == [200] * 61
     db.close()
     wait.until(lambda: scans() > before, 15, "Postgres to count it")
-    assert scans() - before <= 10
+    assert scans() - before <= 30       # of which the migrations at its start may be a dozen
 
 
 def test_settling_run_by_run_locks_wallets_in_their_order(db):
