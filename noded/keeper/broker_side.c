@@ -117,6 +117,9 @@ static int take_sign(struct vm *vm, const uint8_t *body, size_t n, struct err *e
 
 	if (n != SHA256_LEN)
 		return err_set(e, ERR_PROTOCOL, "digest of %zu bytes", n);
+	if (!vm_may_sign(&vm->seen))
+		return err_set(e, ERR_PROTOCOL, "a receipt of a VM that is not gone, or a second one");
+	vm->seen.receipt = true;
 	identity_sign_receipt(vm->keeper->identity, body, signature);
 	send_frame(vm, RF_BROKER_SIGNATURE, signature, sizeof(signature));
 	return 0;

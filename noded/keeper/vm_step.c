@@ -42,6 +42,11 @@ const char *vm_step_name(enum vm_step s)
 	return names[s];
 }
 
+bool vm_may_sign(const struct vm_seen *seen)
+{
+	return seen->vmm == PROC_NONE && seen->told && !seen->receipt;
+}
+
 enum vm_overdue vm_overdue(const struct vm_watch *w, int64_t now_ns)
 {
 	if (w->vmm_alive && w->lease_ns > 0 && now_ns - w->lease_ns > VM_LEASE_BACKSTOP_NS)

@@ -34,6 +34,7 @@ struct vm_seen {
 	bool told;     /* the broker was told that the VM is gone */
 	bool closed;   /* slot and reservation were given back */
 	bool reported; /* the broker's finish or keeper's own report went to link */
+	bool receipt;  /* a receipt was signed */
 };
 
 enum vm_step {
@@ -53,6 +54,9 @@ enum vm_step {
 
 enum vm_step vm_next(const struct vm_want *want, const struct vm_seen *seen);
 const char *vm_step_name(enum vm_step s);
+
+/* A receipt says that the VM is destroyed: there is one, and only when that is true, whatever a broker asks for. */
+bool vm_may_sign(const struct vm_seen *seen);
 
 /*
  * Deadlines are the broker's to keep; keeper looks after them only in case a broker stands still, or there is none yet. Times are

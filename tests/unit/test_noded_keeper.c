@@ -286,6 +286,23 @@ static void overdue(void **state)
 	assert_int_equal(vm_overdue(&w, 201 * s + VM_LEASE_BACKSTOP_NS), VM_LEASE_OVERDUE);
 }
 
+static void one_receipt(void **state)
+{
+	struct vm_seen s = { .vmm = PROC_ALIVE, .channel = PROC_ALIVE, .broker = PROC_ALIVE };
+
+	(void)state;
+	for (int vmm = PROC_NONE; vmm < PROC_STATES; vmm++) {
+		s.vmm = (enum proc_state)vmm;
+		s.told = false;
+		assert_false(vm_may_sign(&s));
+		s.told = true;
+		assert_int_equal(vm_may_sign(&s), vmm == PROC_NONE);
+	}
+	s.vmm = PROC_NONE;
+	s.receipt = true;
+	assert_false(vm_may_sign(&s));
+}
+
 static void lease_only_grows(void **state)
 {
 	const int64_t s = INT64_C(1000000000);
@@ -304,7 +321,7 @@ static void steps_never_early(void **state)
 	for (unsigned int bits = 0; bits < 1U << 14; bits++) {
 		struct vm_want w = { bits & 1, bits & 2, bits & 4 };
 		struct vm_seen s = { (enum proc_state)((bits >> 3) & 3), (enum proc_state)((bits >> 5) & 3),
-			(enum proc_state)((bits >> 7) & 3), bits & 512, bits & 1024, bits & 2048, bits & 4096 };
+			(enum proc_state)((bits >> 7) & 3), bits & 512, bits & 1024, bits & 2048, bits & 4096, bits & 8192 };
 		enum vm_step step = vm_next(&w, &s);
 
 		assert_non_null(vm_step_name(step));
@@ -334,6 +351,7 @@ int main(void)
 		cmocka_unit_test(steps_in_order),
 		cmocka_unit_test(steps_never_early),
 		cmocka_unit_test(overdue),
+		cmocka_unit_test(one_receipt),
 		cmocka_unit_test(lease_only_grows),
 	};
 
