@@ -103,8 +103,8 @@ struct link_next {
 };
 struct link_assign {
 	uint8_t *assignment;
-	uint32_t assignment_len;
 	uint8_t *sealed;
+	uint32_t assignment_len;
 	uint32_t sealed_len;
 };
 enum link_command_kind {

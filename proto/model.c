@@ -93,10 +93,27 @@ static void message_decode(struct wire_reader *r, struct model_message *m)
 		wire_fail(r, "tool calls outside an assistant message");
 }
 
+static void messages_decode(struct wire_reader *r, struct model_call *out)
+{
+	uint32_t count = wire_count(r, MODEL_MESSAGES_MAX);
+	struct model_message *list;
+
+	if (r->failed || count == 0)
+		return;
+	list = calloc(count, sizeof(*list));
+	if (!list) {
+		wire_fail(r, "memory");
+		return;
+	}
+	out->messages = list;
+	out->message_count = count;
+	for (uint32_t i = 0; i < count && !r->failed; i++)
+		message_decode(r, &list[i]);
+}
+
 int model_call_decode(const void *p, size_t n, struct model_call *out, struct err *e)
 {
 	struct wire_reader r;
-	uint32_t count;
 
 	*out = (struct model_call){ .call = 0 };
 	if (n > MODEL_CALL_BYTES_MAX)
@@ -105,16 +122,7 @@ int model_call_decode(const void *p, size_t n, struct model_call *out, struct er
 	out->call = wire_u32(&r);
 	out->wish_tokens = wire_u32(&r);
 	out->tools = wire_u32(&r);
-	count = wire_count(&r, MODEL_MESSAGES_MAX);
-	if (!r.failed && count > 0) {
-		out->messages = calloc(count, sizeof(*out->messages));
-		if (!out->messages)
-			wire_fail(&r, "memory");
-		else
-			out->message_count = count;
-	}
-	for (uint32_t i = 0; i < out->message_count && !r.failed; i++)
-		message_decode(&r, &out->messages[i]);
+	messages_decode(&r, out);
 	if (wire_end(&r, "model call", e)) {
 		model_call_free(out);
 		return -1;

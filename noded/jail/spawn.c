@@ -48,7 +48,7 @@ static int make_job_fd(struct jail_job *job, struct err *e)
 static void child(const int *fds, int count, int status, char *const argv[], char *const envp[])
 {
 	static const char failed[] = "start the jail stage: exec of noded failed";
-	int parked[SLOTS];
+	int parked[SLOTS] = { 0 };
 	sigset_t none;
 
 	/* First out of the way of the numbers that they are to get, then onto them. */

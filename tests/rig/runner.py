@@ -214,12 +214,12 @@ def junit(kind, report, strip=""):
 
 
 KINDS = {
-    "lint": (kind_lint, True, "format, clang-tidy, and the rules of the house"),
+    "lint": (kind_lint, True, "format, clang-tidy, cppcheck, and the rules of the house"),
     "unit": (kind_unit, True, "pure logic, cmocka under ASan and UBSan"),
     "fuzz": (kind_fuzz, True, "libFuzzer on every reader of foreign bytes, 15 s each (--minutes N for long)"),
     "e2e": (kind_e2e, True, "the whole system with booted guests"),
     "deploy": (kind_deploy, True, "deploy/quickstart on a copy of the tree"),
-    "analyze": (kind_analyze, False, "clang's path analyzer and cppcheck over every file"),
+    "analyze": (kind_analyze, False, "clang's path analyzer over every file"),
     "load": (kind_load, False, "60 runs by 8 clients on one node, and start times beside the bare boot"),
 }
 
