@@ -11,6 +11,22 @@ static void list_group(enum verb_group group)
 			printf("  %-21s %s\n", VERBS[i].name, VERBS[i].summary);
 }
 
+/* The verbs "admin NOUN …"; false when there are none. */
+static bool list_admin(const char *noun)
+{
+	size_t len = strlen(noun), found = 0;
+
+	for (size_t i = 0; i < VERBS_COUNT; i++) {
+		const char *rest = VERBS[i].name + sizeof "admin " - 1;
+
+		if (VERBS[i].group != VERB_ADMIN || strncmp(rest, noun, len) != 0 || rest[len] != ' ')
+			continue;
+		printf("  %-21s %s\n", VERBS[i].name, VERBS[i].summary);
+		found++;
+	}
+	return found > 0;
+}
+
 static void overview(void)
 {
 	printf("ephemeral: run an AI agent in a fresh microVM, once, under a hard budget\n\n"
@@ -86,6 +102,8 @@ int cmd_help(const struct args *a)
 		list_group(VERB_ADMIN);
 		return CLI_OK;
 	}
+	if (a->word_count == 2 && strcmp(a->words[0], "admin") == 0 && list_admin(a->words[1]))
+		return CLI_OK;
 	v = verb_find((int)a->word_count, a->words, &used, &e);
 	if (v == NULL || (size_t)used != a->word_count) {
 		term_complain("%s", v == NULL ? e.text : "that is more than a verb's name");

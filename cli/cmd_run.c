@@ -14,12 +14,8 @@
 
 static void say_what_is_off(const struct request_permissions *p)
 {
-	if (!p->shell && !p->web)
-		term_note("shell off · web off; add --shell");
-	else if (!p->shell)
-		term_note("shell off; add --shell");
-	else if (!p->web)
-		term_note("web off");
+	term_note("The agent may use: shell %s · web %s%s", p->shell ? "on" : "off", p->web ? "on" : "off",
+			p->shell ? "" : " (--shell lets it run commands)");
 }
 
 static bool key_valid(const char *key)

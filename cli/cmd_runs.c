@@ -22,7 +22,7 @@ static void print_runs(const struct json *data, bool titles)
 		{ "RUN", "id", 36, SHOW_TEXT },
 		{ "STATUS", "status", 11, SHOW_TEXT },
 		{ "CREATED", "created_at", 19, SHOW_TIME },
-		{ "COST", "cost_micros", 10, SHOW_MONEY },
+		{ "COST", "cost_micros", 10, SHOW_COST },
 		{ "PROMPT", "prompt", 20, SHOW_TEXT },
 	};
 
@@ -140,11 +140,22 @@ static int run_call(struct api *api, const char *method, const char *id, const c
 	return api_ask(api, &call, out);
 }
 
+static bool run_over(const struct json *run)
+{
+	const char *status = json_get_text(run, "status");
+
+	return status != NULL && strcmp(status, "queued") != 0 && strcmp(status, "running") != 0;
+}
+
 static void money_field(const struct json *run)
 {
 	char cost[32], cap[32];
 	struct buf b = BUF_INIT(1024);
 
+	if (!run_over(run)) { /* cost_micros is what is held until then, nothing that was spent */
+		show_money("reserved", run, "reserved_micros");
+		return;
+	}
 	text_dollars(json_get_int(run, "cost_micros", 0), cost);
 	text_dollars(json_get_int(run, "max_cost_micros", json_get_int(run, "reserved_micros", 0)), cap);
 	timeline_parts(json_get(run, "cost"), &b);
@@ -161,8 +172,23 @@ static void usage_field(const struct json *usage)
 		return;
 	timeline_number(json_get_int(usage, "model_calls", 0), calls);
 	timeline_number(json_get_int(usage, "total_tokens", 0), tokens);
-	printf("%-12s %s model calls, %s tokens, %.2f s of compute\n", "usage", calls, tokens,
+	printf("%-12s %s model call%s, %s tokens, %.2f s of compute\n", "usage", calls, strcmp(calls, "1") == 0 ? "" : "s", tokens,
 			(double)json_get_int(usage, "compute_ms", 0) / 1000);
+}
+
+/* waiting_for.reason in words; one that we do not know yet as it came. */
+static const char *waiting_text(const char *reason)
+{
+	static const char *const words[][2] = {
+		{ "capacity", "a host with room" },
+		{ "no_node", "a host: none is there now" },
+		{ "organization_limit", "another run of the organization to end" },
+	};
+
+	for (size_t i = 0; reason != NULL && i < sizeof words / sizeof words[0]; i++)
+		if (strcmp(reason, words[i][0]) == 0)
+			return words[i][1];
+	return reason;
 }
 
 static void print_run(const struct json *run)
@@ -172,7 +198,7 @@ static void print_run(const struct json *run)
 
 	show_field("id", json_get_text(run, "id"));
 	show_field("status", json_get_text(run, "status"));
-	show_field("waiting", json_get_text(waiting, "reason"));
+	show_field("waiting for", waiting_text(json_get_text(waiting, "reason")));
 	show_field("created", json_get_text(run, "created_at"));
 	show_field("started", json_get_text(run, "started_at"));
 	show_field("ended", json_get_text(run, "ended_at"));
@@ -215,13 +241,6 @@ int cmd_get(const struct args *a)
 	}
 	api_close(&api);
 	return rc;
-}
-
-static bool run_over(const struct json *run)
-{
-	const char *status = json_get_text(run, "status");
-
-	return status != NULL && strcmp(status, "queued") != 0 && strcmp(status, "running") != 0;
 }
 
 /* Long polls until the run is over or the deadline passed (0 = none). */

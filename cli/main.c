@@ -19,6 +19,24 @@ static int wrong_use(const char *why, const struct verb *v)
 	return CLI_USE;
 }
 
+/* Names the first word that is missing: v->words is "ORG DOLLARS" and the like. */
+static int missing_word(const struct verb *v, size_t given)
+{
+	const char *word = v->words;
+	char why[96];
+
+	for (size_t i = 0; i < given; i++) {
+		word += strcspn(word, " ");
+		word += strspn(word, " ");
+	}
+	if (!text_fmt(why, sizeof why, "%.*s is missing%s", (int)strcspn(word, " "), word,
+			    strncmp(word, "RUN", 3) == 0   ? "; `ephemeral runs` lists the ids of yours"
+			    : strncmp(word, "ORG", 3) == 0 ? "; `ephemeral admin org list` lists the ids"
+							   : ""))
+		return wrong_use("a word is missing", v);
+	return wrong_use(why, v);
+}
+
 static int run_verb(const struct verb *v, int argc, char *const *argv)
 {
 	static struct args args;
@@ -31,7 +49,7 @@ static int run_verb(const struct verb *v, int argc, char *const *argv)
 		return CLI_OK;
 	}
 	if (args.word_count < v->words_min)
-		return wrong_use("something is missing", v);
+		return missing_word(v, args.word_count);
 	if (args.word_count > v->words_max)
 		return wrong_use(v->words_max == 0 ? "this verb takes no words" : "too many words; quote what has spaces", v);
 	return v->run(&args);

@@ -26,8 +26,9 @@ void show_value(const struct json *v, const char *key, enum show_kind kind, stru
 
 	if (m == NULL || json_type(m) == JSON_NULL)
 		return;
-	if (kind == SHOW_MONEY && json_type(m) == JSON_INT) {
+	if ((kind == SHOW_MONEY || kind == SHOW_COST) && json_type(m) == JSON_INT) {
 		text_dollars(json_as_int(m), text);
+		buf_add_str(out, kind == SHOW_COST && !json_get_bool(v, "cost_final", true) ? "≤ " : "");
 		buf_add_str(out, text);
 	} else if (kind == SHOW_COUNT && json_type(m) == JSON_INT) {
 		timeline_number(json_as_int(m), text);

@@ -10,7 +10,7 @@ void show_field(const char *name, const char *text);
 void show_money(const char *name, const struct json *v, const char *key); /* nothing when there is no such integer */
 void show_count(const char *name, const struct json *v, const char *key);
 
-enum show_kind { SHOW_TEXT, SHOW_MONEY, SHOW_COUNT, SHOW_BOOL, SHOW_TIME };
+enum show_kind { SHOW_TEXT, SHOW_MONEY, SHOW_COST, SHOW_COUNT, SHOW_BOOL, SHOW_TIME }; /* SHOW_COST: money, "≤" until it is final */
 struct show_column {
 	const char *title, *key;
 	size_t width; /* longer text is cut; the last column takes what is left */

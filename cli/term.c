@@ -76,6 +76,7 @@ void term_note(const char *fmt, ...)
 {
 	va_list ap;
 
+	fflush(stdout); /* what was said before stands before, also where both go to one file */
 	va_start(ap, fmt);
 	line("", fmt, ap);
 	va_end(ap);

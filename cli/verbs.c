@@ -10,15 +10,15 @@ static const struct opt RUN_OPTIONS[] = {
 	{ "request", OPT_VALUE, "FILE",
 			"take the request from a JSON file (- for standard input); other options override its fields" },
 	{ "shell", OPT_FLAG, NULL, "let the agent run shell commands in its microVM" },
-	{ "web", OPT_FLAG, NULL, "let the agent reach the web" },
-	{ "allow-domain", OPT_LIST, "DOMAIN", "let the agent reach this domain only (repeatable; *.example.com)" },
+	{ "web", OPT_FLAG, NULL, "let the agent reach the web (not in this version: the service refuses it)" },
+	{ "allow-domain", OPT_LIST, "DOMAIN", "as --web, but this domain only (repeatable; *.example.com)" },
 	{ "file", OPT_LIST, "[NAME=]PATH", "put a file into the working directory (repeatable)" },
 	{ "model", OPT_VALUE, "ID", "model, as `ephemeral models` lists them" },
-	{ "max-cost", OPT_VALUE, "DOLLARS", "hard cap of the cost, for example 0.04" },
+	{ "max-cost", OPT_VALUE, "DOLLARS", "hard cap of the cost, for example 0.04 (default: `ephemeral status`, usual cap)" },
 	{ "max-cost-micros", OPT_VALUE, "N", "the same in millionths of a dollar" },
 	{ "max-model-calls", OPT_VALUE, "N", "most calls to the model" },
-	{ "timeout", OPT_VALUE, "SECONDS", "end the run after this time" },
-	{ "size", OPT_VALUE, "NAME", "small, standard or large" },
+	{ "timeout", OPT_VALUE, "SECONDS", "end the run after this time (default: `ephemeral status`, usual limit)" },
+	{ "size", OPT_VALUE, "NAME", "of the microVM: small, standard (default) or large" },
 	{ "metadata", OPT_LIST, "KEY=VALUE", "label the run (repeatable)" },
 	{ "idempotency-key", OPT_VALUE, "KEY", "your own key for safe repeats; without it one is made" },
 	{ "wait", OPT_FLAG, NULL, "show the timeline live, then output and cost; the exit status is the run's end" },
@@ -100,7 +100,8 @@ const struct verb VERBS[] = {
 	{ "run", VERB_RUNS, "[PROMPT]", 0, 1, "start an agent in a fresh microVM",
 			"PROMPT is what the agent shall do; - reads it from standard input. Shell and web are off unless you add "
 			"them. Prints the run's\n"
-			"id on standard output. Ctrl-C during --wait detaches: the run goes on, and how to cancel it is printed.",
+			"id on standard output, with --wait the timeline. Ctrl-C during --wait detaches: the run goes on, and how "
+			"to cancel it is printed.",
 			OPTIONS(RUN_OPTIONS),
 			"ephemeral run 'Which primes are below 40?' --max-cost 0.02 --wait\n"
 			"ephemeral run 'Count the lines of data.csv' --shell --file data.csv --wait\n"
@@ -219,9 +220,10 @@ const struct verb *verb_find(int argc, char *const *argv, int *used, struct err 
 		return best;
 	joined(argc, argv, admin ? 3 : 1, text);
 	near = strcmp(text, "admin") != 0 ? args_nearest(text, names, VERBS_COUNT) : NULL;
-	if (admin && near == NULL)
-		(void)err_set(e, ERR_INVALID, "%s; `ephemeral help admin` lists its verbs",
-				strcmp(text, "admin") == 0 ? "admin needs a verb" : "unknown admin verb");
+	if (strcmp(text, "admin") == 0)
+		(void)err_set(e, ERR_INVALID, "admin needs a verb; `ephemeral help admin` lists its verbs");
+	else if (admin && near == NULL)
+		(void)err_set(e, ERR_INVALID, "unknown verb \"%s\"; `ephemeral help admin` lists its verbs", text);
 	else if (near != NULL)
 		(void)err_set(e, ERR_INVALID, "unknown verb \"%s\"; did you mean \"%s\"?", text, near);
 	else
