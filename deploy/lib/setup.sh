@@ -109,7 +109,7 @@ set_scripted_model() {
 # Changed variables count from the next start. A real model is set at each one, the scripted models only when they are not what was set
 # last.
 models_setup() {
-	local stamp
+	local stamp text="a script, not a model (README tells how to use a real one)"
 	step model "setting prices"
 	must "setting the prices" admin price set --run-fee 0 --compute "$COMPUTE"
 	if [ -n "${EPHEMERAL_MODEL_BASE_URL:-}" ]; then
@@ -120,9 +120,16 @@ models_setup() {
 	fi
 	stamp="scripted $SCRIPTED_PORT"
 	MODEL=scripted/auto
-	if [ "$(saved models)" != "$stamp" ]; then set_scripted_model; fi
+	case $(saved models) in
+	"$stamp") ;;
+	'' | 'scripted '*) set_scripted_model ;;
+	*)
+		text="default again, as EPHEMERAL_MODEL_BASE_URL is not set; it is $text"
+		set_scripted_model
+		;;
+	esac
 	saved models "$stamp"
-	done_step "scripted/auto: a script, not a model (README tells how to use a real one)"
+	done_step "scripted/auto: $text"
 }
 
 # --- organization and key -----------------------------------------------------------------------------------------------------------
