@@ -210,7 +210,7 @@ static void put_place(struct jw *w, const struct store_run *run, const struct ru
 
 	put_text(w, "isolation", run->isolation);
 	put_text(w, "node", view->hide_node ? "" : *run->node_name ? run->node_name : run->node_id);
-	jw_kstr(w, "url", text_fmt(url, sizeof(url), "%s/runs/%s", view->public_url, run->id) ? url : NULL);
+	jw_kstr(w, "url", text_fmt(url, sizeof(url), "%s/v1/runs/%s", view->public_url, run->id) ? url : NULL);
 }
 
 void run_render(struct jw *w, const struct store_run *run, const struct run_view *view)

@@ -172,7 +172,7 @@ def test_create(control, client):
     assert run["started_at"] is None and run["ended_at"] is None
     assert run["model"] == "scripted/auto" and run["size"] == "small" and run["shell"] is True and run["web"] is False
     assert run["timeout_seconds"] == 120 and run["max_model_calls"] == 100 and run["metadata"] == body["metadata"]
-    assert run["url"] == f"{control.url}/runs/{run['id']}"
+    assert run["url"] == f"{control.url}/v1/runs/{run['id']}"
     files = [{"path": "d/a.txt", "size": 2, "sha256": hashlib.sha256(b"hi").hexdigest()},
              {"path": "b", "size": 2, "sha256": hashlib.sha256(b"\0\1").hexdigest()}]
     assert run["files"] == files

@@ -81,7 +81,7 @@ static void test_fields(void **state)
 			fail_msg("%s is missing", all[i]);
 	assert_int_equal(json_len(doc), sizeof(all) / sizeof(all[0]));
 	assert_string_equal(json_get_text(doc, "created_at"), "2023-11-14T22:13:20.123Z");
-	assert_string_equal(json_get_text(doc, "url"), "http://localhost:8080/runs/" RUN);
+	assert_string_equal(json_get_text(doc, "url"), "http://localhost:8080/v1/runs/" RUN);
 	assert_string_equal(json_get_text(json_get(doc, "waiting_for"), "reason"), "capacity");
 	assert_int_equal(json_type(json_get(doc, "started_at")), JSON_NULL);
 	assert_int_equal(json_type(json_get(doc, "error")), JSON_NULL);
