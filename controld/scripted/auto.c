@@ -10,14 +10,15 @@
 
 #define COMMANDS_MAX 64 /* what a broker takes in one reply */
 
-static const char usage_text[] = "This is a script, not a model: it does not read prompts. It runs each fenced block marked `sh` "
-				 "of the prompt as one shell command, in "
-				 "order, and reports what they print:\n\n"
-				 "    ```sh\n"
-				 "    uname -a\n"
-				 "    ```\n\n"
-				 "The run needs `\"shell\": true`. For an agent that thinks, have the operator add a model "
-				 "provider and name its model in the run.";
+static const char usage_text[] =
+		"This is a script, not a model: it does not read prompts. It runs each fenced block marked `sh` "
+		"of the prompt as one shell command, in "
+		"order, and reports what they print:\n\n"
+		"    ```sh\n"
+		"    uname -a\n"
+		"    ```\n\n"
+		"The run needs `\"shell\": true` (CLI: `--shell`). For an agent that thinks, have the operator add a model "
+		"provider and name its model in the run.";
 
 static int say(struct plan *out, const char *text, struct err *e)
 {

@@ -461,8 +461,12 @@ static void after_refusal(struct model *m)
 {
 	char text[321], param[65];
 	struct timeval now = { 0, 0 };
+	size_t len;
 
 	model_error_text((const char *)m->error_body.data, m->error_body.len, text, param);
+	len = strlen(text);
+	if (len > 0 && text[len - 1] == '.') /* the sentence goes on */
+		text[len - 1] = '\0';
 	log_info("provider refused run=%s call=%u attempt=%u status=%d", m->opt.a->run_id, m->report.call, m->report.attempts,
 			m->status);
 	if (learn_limit(m, param)) {
