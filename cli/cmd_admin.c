@@ -13,6 +13,8 @@ static void show_id(const struct json *v)
 {
 	if (json_get_text(v, "id") != NULL)
 		printf("%s\n", json_get_text(v, "id"));
+	if (!json_get_bool(v, "allow_emulated", true))
+		term_note("Its runs go to hosts with KVM only; --allow-emulated would let them go to others.");
 }
 
 int cmd_org_create(const struct args *a)
@@ -148,8 +150,11 @@ int cmd_key_revoke(const struct args *a)
 
 static void show_token(const struct json *v)
 {
-	if (json_get_text(v, "token") != NULL)
-		printf("%s\n", json_get_text(v, "token"));
+	if (json_get_text(v, "token") == NULL)
+		return;
+	printf("%s\n", json_get_text(v, "token"));
+	term_note("It is shown this once. Put it into the file that join_token_file of the host's noded.conf names "
+		  "(deploy/README.md).");
 }
 
 /* The interface takes labels as one text: a=b,c=d. */

@@ -62,8 +62,8 @@ static const struct opt MEMBER_ADD_OPTIONS[] = {
 	{ "email", OPT_VALUE, "ADDRESS", "kept with the name" },
 };
 static const struct opt NODE_TOKEN_OPTIONS[] = {
-	{ "uses", OPT_VALUE, "N", "how many hosts may join with it" },
-	{ "expires-in", OPT_VALUE, "SECONDS", "how long it can be used" },
+	{ "uses", OPT_VALUE, "N", "how many hosts may join with it (default 1)" },
+	{ "expires-in", OPT_VALUE, "SECONDS", "how long it can be used (default: a day)" },
 	{ "label", OPT_LIST, "KEY=VALUE", "label of the hosts that join (repeatable)" },
 	{ "isolation", OPT_VALUE, "CLASS", "kvm or emulated: the most that such a host may claim" },
 };

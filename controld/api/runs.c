@@ -167,10 +167,10 @@ static void on_create(void *arg, const struct store_create *c, const struct err 
 	case STORE_NO_NODE:
 		api_retry_after(r, 30);
 		api_problem(r, PROBLEM_NO_NODE,
-				"No enrolled node could ever run size %s%s. Ask for another size, or have the operator add a node: "
-				"ephemeral "
-				"admin node token.",
-				api_size_name(cr->rq->size), r->who.allow_emulated ? "" : " with hardware isolation (KVM)");
+				"No host could ever run size %s%s. Ask for another size, or have the operator add a host "
+				"(ephemeral admin node token)%s.",
+				api_size_name(cr->rq->size), r->who.allow_emulated ? "" : " with hardware isolation (KVM)",
+				r->who.allow_emulated ? "" : " or allow your organization emulated ones (allow_emulated)");
 		return;
 	case STORE_ORG_DISABLED:
 		api_problem(r, PROBLEM_FORBIDDEN, "Your organization is disabled. Ask the operator of this service.");
