@@ -232,10 +232,10 @@ int cmd_status(const struct args *a)
 		show_count("queued", json_get(me.json, "runs"), "queued");
 		show_count("running", json_get(me.json, "runs"), "running");
 		show_field("model", json_get_text(me.json, "default_model"));
-		show_money("usual cap", me.json, "default_max_cost_micros");
+		show_money("default cap", me.json, "default_max_cost_micros");
 		show_money("largest cap", json_get(me.json, "limits"), "max_cost_micros");
-		print_seconds("usual limit", json_get(me.json, "limits"), "default_timeout_seconds");
-		print_seconds("longest run", json_get(me.json, "limits"), "max_timeout_seconds");
+		print_seconds("default time", json_get(me.json, "limits"), "default_timeout_seconds");
+		print_seconds("longest time", json_get(me.json, "limits"), "max_timeout_seconds");
 		print_rates(json_get(me.json, "rates"));
 	}
 	answer_free(&me);

@@ -97,6 +97,10 @@ controld_start() {
 	echo "$stamp" >"$VAR/run/controld.stamp"
 	saved listen "$LISTEN"
 	done_step "listens on $LISTEN"
+	case $LISTEN in
+	127.* | localhost:* | '[::1]:'*) ;;
+	*) warn "Others can reach it, by plain HTTP: put a TLS proxy in front before a key crosses a network." ;;
+	esac
 }
 
 # --- noded ------------------------------------------------------------------------------------------------------------------------
