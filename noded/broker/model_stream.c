@@ -229,13 +229,41 @@ static bool take_object(struct model_stream *s, const struct json *v)
 	return true;
 }
 
+#define NUL_ESCAPE "\\u0000"
+#define REPLACEMENT_ESCAPE "\\ufffd"
+
+/* Strict JSON, but for one thing: a model may say NUL, which our texts cannot hold. It becomes U+FFFD instead of ending the run. */
+static int parse_answer(const char *p, size_t n, struct json **v, struct err *e)
+{
+	const size_t len = sizeof(NUL_ESCAPE) - 1;
+	char *copy;
+	int rc;
+
+	if (memmem(p, n, NUL_ESCAPE, len) == NULL)
+		return json_parse(p, n, v, e);
+	copy = malloc(n);
+	if (copy == NULL)
+		return err_set(e, ERR_NOMEM, "no memory for %zu bytes", n);
+	memcpy(copy, p, n);
+	for (size_t i = 0; i + 1 < n; i++) {
+		if (copy[i] != '\\')
+			continue;
+		if (n - i >= len && memcmp(copy + i, NUL_ESCAPE, len) == 0)
+			memcpy(copy + i, REPLACEMENT_ESCAPE, len);
+		i++; /* an escaped backslash is no beginning of an escape */
+	}
+	rc = json_parse(copy, n, v, e);
+	free(copy);
+	return rc;
+}
+
 static bool take_json(struct model_stream *s, const char *p, size_t n)
 {
 	struct json *v;
 	struct err e;
 	bool ok;
 
-	if (json_parse(p, n, &v, &e) < 0) {
+	if (parse_answer(p, n, &v, &e) < 0) {
 		(void)err_wrap(&e, "the provider's answer is not strict JSON");
 		e.code = ERR_PROTOCOL;
 		s->error = e;

@@ -259,6 +259,23 @@ static void test_length_cuts_a_call(void **state)
 	model_stream_free(s);
 }
 
+/* A NUL becomes U+FFFD; what only looks like one stays. */
+static void test_nul_is_replaced(void **state)
+{
+	struct model_stream *s = fed("data: {\"choices\":[{\"delta\":{\"content\":\"a\\u0000b \\\\u0000 "
+				     "\\\\\\u0000\"},\"finish_reason\":\"stop\"}]}\n\n");
+	struct model_reply r;
+	struct err e;
+
+	(void)state;
+	assert_int_equal(model_stream_end(s, &e), 0);
+	assert_int_equal(model_stream_take(s, 1, &r, &e), 0);
+	assert_string_equal(r.content, "a\xef\xbf\xbd"
+				       "b \\u0000 \\\xef\xbf\xbd");
+	model_reply_free(&r);
+	model_stream_free(s);
+}
+
 static void test_finish_reasons(void **state)
 {
 	static const struct {
@@ -396,6 +413,7 @@ int main(void)
 		cmocka_unit_test(test_stream_ends_anywhere),
 		cmocka_unit_test(test_whole_answer),
 		cmocka_unit_test(test_length_cuts_a_call),
+		cmocka_unit_test(test_nul_is_replaced),
 		cmocka_unit_test(test_finish_reasons),
 		cmocka_unit_test(test_bad_streams),
 		cmocka_unit_test(test_bounds),
