@@ -24,6 +24,7 @@ struct state {
 	bool ended, settled; /* seen on the timeline */
 	bool pause;          /* the stream was left to fetch the output */
 	bool live_line;      /* a transient line stands on the terminal */
+	bool outage_said;    /* "cannot be asked now" was said of the outage that lasts */
 	bool terminal;
 	double t;        /* of the last event */
 	int64_t t_at_ns; /* when it came */
@@ -237,6 +238,17 @@ static int gave_up(struct state *s, const struct err *e)
 	return CLI_ASK;
 }
 
+/* Once an outage, so that silence is not taken for a run that hangs. */
+static void say_outage(struct state *s, bool out)
+{
+	if (out && !s->outage_said) {
+		erase_live(s);
+		term_note("%s cannot be asked now. The run is not affected; trying again for %d s.", s->w->api->url,
+				OUTAGE_MS / 1000);
+	}
+	s->outage_said = out;
+}
+
 /* After a stream: CLI_OK = ask again (at once or after a while), anything else = that is the exit status. */
 static int after_stream(
 		struct state *s, int rc, struct http_response *r, const struct err *e, int64_t *lost_at_ns, int64_t *wait_ms)
@@ -267,6 +279,7 @@ static int after_stream(
 			(void)err_set(&over, ERR_UNAVAILABLE, "%s answers %ld", s->w->api->url, r->status);
 		return gave_up(s, &over);
 	}
+	say_outage(s, r->status != 200);
 	if (!interrupt_sleep_ms(*wait_ms))
 		return detached(s);
 	*wait_ms = *wait_ms * 2 > BACKOFF_MAX_MS ? BACKOFF_MAX_MS : *wait_ms * 2;
