@@ -87,12 +87,34 @@ void price_clamp(struct cost *c, int64_t cap)
 	c->total = cap;
 }
 
-int64_t price_min_cap(const struct price *p, int64_t min_input_tokens, int64_t min_output_tokens)
+static __int128 lesser(__int128 a, __int128 b)
 {
-	int64_t call, second, sum;
+	return a < b ? a : b;
+}
 
-	if (!price_model(p, min_input_tokens, 0, min_output_tokens, &call) || !price_of(1000, p->compute, &second) ||
-			__builtin_add_overflow(p->run_fee, call, &sum) || __builtin_add_overflow(sum, second, &sum))
+int64_t price_call_room(const struct price *p, int64_t tokens, int64_t call_ms)
+{
+	int64_t all, least;
+	__int128 paid, open;
+
+	if (tokens < 0 || call_ms < 0 || !price_of(call_ms, p->compute, &all) ||
+			!price_of(call_ms < PRICE_MIN_CALL_MS ? call_ms : PRICE_MIN_CALL_MS, p->compute, &least))
+		return INT64_MAX;
+	/* Either the whole time is paid, or a quarter of what is left and at least PRICE_MIN_CALL_MS. */
+	paid = lesser(((__int128)tokens * 4 + 2) / 3, (__int128)tokens + all);
+	open = lesser((__int128)least * 4, (__int128)all * 4);
+	if (paid < open)
+		paid = open;
+	return paid > INT64_MAX ? INT64_MAX : (int64_t)paid;
+}
+
+int64_t price_min_cap(const struct price *p, int64_t min_input_tokens, int64_t min_output_tokens, int64_t call_ms)
+{
+	int64_t tokens, second, sum;
+
+	if (!price_model(p, min_input_tokens, 0, min_output_tokens, &tokens) || !price_of(1000, p->compute, &second) ||
+			__builtin_add_overflow(p->run_fee, second, &sum) ||
+			__builtin_add_overflow(sum, price_call_room(p, tokens, call_ms), &sum))
 		return INT64_MAX; /* no cap is enough for such prices */
 	return sum;
 }

@@ -49,7 +49,11 @@ bool price_cost(const struct price *p, const struct usage *u, struct cost *out) 
 void price_clamp(struct cost *c, int64_t cap);
 /* Model part for one call's token counts (rounded up), for holds and per-call display. */
 bool price_model(const struct price *p, int64_t input, int64_t cached, int64_t output, int64_t *micros) EPH_MUST_CHECK;
-/* The least cap with which a run makes sense: run fee + one minimal call + a second of compute. */
-int64_t price_min_cap(const struct price *p, int64_t min_input_tokens, int64_t min_output_tokens);
+#define PRICE_MIN_CALL_MS 1000 /* a call that compute money cannot keep open this long is not made */
+/* The least money left with which a call is made whose tokens cost at most `tokens`: while it is open, for call_ms at most, a
+ * quarter of what is left may go into compute, and the rest must pay the tokens. INT64_MAX when no amount is enough. */
+int64_t price_call_room(const struct price *p, int64_t tokens, int64_t call_ms);
+/* The least cap with which a run makes sense: run fee, a second of compute, and room for one minimal call of at most call_ms. */
+int64_t price_min_cap(const struct price *p, int64_t min_input_tokens, int64_t min_output_tokens, int64_t call_ms);
 
 #endif

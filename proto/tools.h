@@ -18,6 +18,10 @@ struct tool_info {
 const struct tool_info *tool_info(enum tool t);
 enum tool tool_parse(const char *name); /* TOOL_COUNT when unknown */
 
+/* Bytes that the agent adds to a prompt in its first request: its instructions, the tools, the JSON around them. A bound for
+ * admission, not for the meter, which counts what was really built. */
+#define AGENT_REQUEST_BYTES 3072
+
 #define TOOL_BIT(t) (UINT32_C(1) << (t))
 
 #endif

@@ -5,6 +5,7 @@
 #include "common/price.h"
 #include "common/text.h"
 #include "proto/event.h"
+#include "proto/tools.h"
 #include "secrets.h"
 
 #include <sodium.h>
@@ -125,7 +126,10 @@ static void put_model(struct jw *w, const struct store_model *m, const char *org
 	jw_kint(w, "output_micros_per_million", m->price.output);
 	jw_kint(w, "model_percent_hundredths", m->price.model_percent);
 	jw_kint(w, "max_output_tokens", m->spec.max_output_tokens);
-	jw_kint(w, "min_cost_micros", price_min_cap(&m->price, m->spec.overhead_tokens, m->spec.min_output_tokens));
+	jw_kint(w, "min_cost_micros",
+			price_min_cap(&m->price,
+					m->spec.overhead_tokens + AGENT_REQUEST_BYTES * m->spec.tokens_per_byte_milli / 1000,
+					m->spec.min_output_tokens, m->spec.call_timeout_ms));
 	jw_close(w);
 }
 

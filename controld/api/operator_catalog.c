@@ -3,6 +3,7 @@
 
 #include "common/price.h"
 #include "common/text.h"
+#include "proto/tools.h"
 #include "secrets.h"
 
 #include <ctype.h>
@@ -190,7 +191,11 @@ static void put_model(struct jw *w, const struct store_model *m)
 		jw_kint(w, "model_percent_hundredths", m->price.model_percent);
 		jw_kint(w, "run_fee_micros", m->price.run_fee);
 		jw_kint(w, "compute_micros_per_million_ms", m->price.compute);
-		jw_kint(w, "min_cost_micros", price_min_cap(&m->price, m->spec.overhead_tokens, m->spec.min_output_tokens));
+		jw_kint(w, "min_cost_micros",
+				price_min_cap(&m->price,
+						m->spec.overhead_tokens +
+								AGENT_REQUEST_BYTES * m->spec.tokens_per_byte_milli / 1000,
+						m->spec.min_output_tokens, m->spec.call_timeout_ms));
 	}
 	jw_close(w);
 }

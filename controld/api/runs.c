@@ -7,6 +7,7 @@
 #include "common/log.h"
 #include "common/price.h"
 #include "common/text.h"
+#include "proto/tools.h"
 #include "run_render.h"
 #include "secrets.h"
 
@@ -252,11 +253,13 @@ static void create_now(struct api_req *r, const struct store_model *m)
 static int64_t minimum_cap(const struct store_model *m, const struct run_request *rq)
 {
 	int64_t tokens = m->spec.overhead_tokens, per_byte = m->spec.tokens_per_byte_milli;
-	int64_t bytes = (int64_t)rq->prompt_len;
+	int64_t bytes = (int64_t)rq->prompt_len + AGENT_REQUEST_BYTES;
+	int64_t call_ms = (int64_t)rq->timeout_seconds * 1000;
 
 	if (per_byte > 0 && per_byte <= 1000000)
 		tokens += (bytes * per_byte + 999) / 1000;
-	return price_min_cap(&m->price, tokens, m->spec.min_output_tokens);
+	return price_min_cap(&m->price, tokens, m->spec.min_output_tokens,
+			call_ms < m->spec.call_timeout_ms ? call_ms : m->spec.call_timeout_ms);
 }
 
 static void on_model(void *arg, const struct store_models *models, const struct err *e)

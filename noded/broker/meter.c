@@ -147,14 +147,11 @@ bool meter_plan(const struct meter *m, const struct model_spec *spec, struct met
 		wanted = 1;
 	if (least > wanted)
 		least = wanted;
-	p->needed = add_or_max(dearest(m, p->input_tokens, least),
-			m->price.compute > 0
-					? compute_cost(m, add_or_max(p->now_ms, METER_MIN_CALL_MS)) - compute_cost(m, p->now_ms)
-					: 0);
+	p->needed = price_call_room(&m->price, dearest(m, p->input_tokens, least), p->time_left_ms);
 
 	longest = money_ms == INT64_MAX ? INT64_MAX : money_ms - p->now_ms;
 	p->deadline_by_money = longest < p->time_left_ms;
-	if (p->deadline_by_money && longest < METER_MIN_CALL_MS)
+	if (p->deadline_by_money && longest < PRICE_MIN_CALL_MS)
 		return false;
 	p->deadline_ms = add_or_max(p->now_ms, p->deadline_by_money ? longest : p->time_left_ms);
 	rest = m->cap - meter_spent(m, p->deadline_ms);

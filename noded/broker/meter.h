@@ -14,8 +14,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define METER_MIN_CALL_MS 1000 /* a call that compute money cannot keep open this long is not made */
-
 struct meter {
 	/* Fixed by meter_init. */
 	struct price price;

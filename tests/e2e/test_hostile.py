@@ -209,8 +209,8 @@ def test_a_wallet_for_ten(busy):
 def test_caps_that_bind(busy):
     """Random tight caps: most runs end in the middle of what they do, none costs more than its cap."""
     dice = random.Random(20)
-    work = turns(shell("seq 1 2000"), say("x" * 400, usage=None), note="n" * 2000)
-    found = all_at_once(busy, busy.client(), {f"cap {n}": {"prompt": work, "max_cost_micros": dice.choice((400, 600, 900, 1500, 2500, 4000)) + dice.randrange(300)}
+    work = turns(shell("seq 1 2000"), shell("seq 1 2000"), say("x" * 400, usage=None), note="n" * 2000)
+    found = all_at_once(busy, busy.client(), {f"cap {n}": {"prompt": work, "max_cost_micros": dice.choice((1300, 1500, 1800, 2500, 4000)) + dice.randrange(300)}
                                              for n in range(10)}, 200)
     for name, (run, _) in found.items():
         assert run["cost_micros"] <= run["max_cost_micros"]

@@ -83,7 +83,7 @@ static void test_nonsense(void **state)
 	(void)state;
 	for (size_t i = 0; i < COUNT(bad); i++)
 		assert_false(price_cost(&p, &bad[i], &c));
-	assert_int_equal(price_min_cap(&p, INT64_MAX, 1), INT64_MAX);
+	assert_int_equal(price_min_cap(&p, INT64_MAX, 1, 1000), INT64_MAX);
 }
 
 static void test_clamp(void **state)
@@ -116,7 +116,13 @@ static void test_min_cap(void **state)
 	struct price p = { .run_fee = 1000, .compute = 200000, .input = 3000000, .output = 15000000 };
 
 	(void)state;
-	assert_int_equal(price_min_cap(&p, 100, 16), 1000 + 300 + 240 + 200);
+	/* 540 of tokens; a minute of compute would be 12,000, so a quarter (at least 200) has to do: 4 * 200 is more than 4/3 *
+	 * 540. */
+	assert_int_equal(price_min_cap(&p, 100, 16, 60000), 1000 + 200 + 800);
+	assert_int_equal(price_min_cap(&p, 1000, 16, 60000), 1000 + 200 + 4320);
+	assert_int_equal(price_min_cap(&p, 1000, 16, 500), 1000 + 200 + 3240 + 100);
+	p.compute = 0;
+	assert_int_equal(price_min_cap(&p, 100, 16, 60000), 1000 + 540);
 }
 
 int main(void)
