@@ -138,7 +138,7 @@ def kind_fuzz(prepared, options):
     def one(target):
         corpus = LOGS / "corpus" / target.name
         corpus.mkdir(parents=True, exist_ok=True)
-        seeds = TOP / "tests" / "fuzz" / "corpus" / target.name.removeprefix("fuzz_")
+        seeds = TOP / "tests" / "fuzz" / "corpus" / target.name
         log = f"{target.name}.log"
         began = time.monotonic()
         command = [str(target), f"-max_total_time={seconds}", "-timeout=10", "-rss_limit_mb=2048", "-print_final_stats=1",
