@@ -4,6 +4,7 @@ import pathlib
 import re
 
 import pytest
+import wait
 from store_db import db, template  # noqa: F401
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2] / "controld" / "store"
@@ -74,7 +75,10 @@ def test_a_list_of_few_among_many(db, history):
 
 def test_lists_by_status_hold_what_they_say(db):
     org, node = db.org(), db.node()
-    runs = [db.create(org)["run_id"] for _ in range(5)]
+    runs = []
+    for _ in range(5):  # ids begin with the millisecond: each in one of its own, so that "newest first" says all
+        runs.append(db.create(org)["run_id"])
+        wait.until(lambda: db.rows("SELECT eph_now_ms() > eph_run_ms(%s)", runs[-1])[0][0], what="the next millisecond")
     db.run_to_end(node)
     a = db.claim_one(node)
     db.start(node, a["run_id"], a["token"])
