@@ -4,9 +4,19 @@
  */
 #include "error.h"
 
+#include "text.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+
+/* Ends a text that fills its place in "...", at a character's border. */
+static void mark_cut(struct err *e)
+{
+	size_t at = text_utf8_border(e->text, sizeof(e->text) - 4);
+
+	memcpy(e->text + at, "...", 4);
+}
 
 /* Writes the message and marks a cut one by a final "...", so that nobody takes half a sentence for a whole one. */
 static void EPH_PRINTF(2, 0) set_text(struct err *e, const char *fmt, va_list ap)
@@ -16,7 +26,7 @@ static void EPH_PRINTF(2, 0) set_text(struct err *e, const char *fmt, va_list ap
 	if (n < 0)
 		e->text[0] = '\0';
 	else if ((size_t)n >= sizeof(e->text))
-		memcpy(e->text + sizeof(e->text) - 4, "...", 4);
+		mark_cut(e);
 }
 
 int err_set(struct err *e, enum err_code code, const char *fmt, ...)
@@ -42,7 +52,7 @@ static void append_text(struct err *e, const char *s)
 	}
 	n = sizeof(e->text) - 1 - at;
 	memcpy(e->text + at, s, n);
-	memcpy(e->text + sizeof(e->text) - 4, "...", 4);
+	mark_cut(e);
 }
 
 int err_set_errno(struct err *e, const char *fmt, ...)

@@ -103,6 +103,7 @@ static void put_pointer_key(struct buf *b, const char *key)
 static void pointer(const struct parser *p, char out[256])
 {
 	struct buf b = BUF_INIT(255);
+	size_t shown;
 
 	for (uint32_t i = 0; i < p->depth && !b.failed; i++) {
 		const struct frame *f = &p->frames[i];
@@ -116,8 +117,9 @@ static void pointer(const struct parser *p, char out[256])
 		else
 			buf_printf(&b, "%u", (unsigned)(end - f->start));
 	}
-	if (!text_fmt(out, 256, "\"%.*s%s\"", (int)(b.len > 240 ? 240 : b.len), b.data ? (const char *)b.data : "",
-			    b.failed ? "..." : ""))
+	/* put_pointer_key adds byte by byte, so that the bound may have cut a character. */
+	shown = b.len > 0 ? text_utf8_border((const char *)b.data, b.len > 240 ? 240 : b.len) : 0;
+	if (!text_fmt(out, 256, "\"%.*s%s\"", (int)shown, b.data ? (const char *)b.data : "", b.failed ? "..." : ""))
 		out[0] = '\0';
 	buf_free(&b);
 }
