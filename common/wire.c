@@ -108,6 +108,27 @@ const uint8_t *wire_bytes(struct wire_reader *r, size_t max, size_t *n)
 	return p;
 }
 
+uint8_t *wire_bytes_copy(struct wire_reader *r, size_t max, uint32_t *n)
+{
+	size_t len;
+	const uint8_t *p = wire_bytes(r, max, &len);
+	uint8_t *copy;
+
+	*n = 0;
+	if (r->failed)
+		return NULL;
+	copy = malloc(len + 1);
+	if (!copy) {
+		wire_fail(r, "memory");
+		return NULL;
+	}
+	if (len > 0)
+		memcpy(copy, p, len);
+	copy[len] = 0;
+	*n = (uint32_t)len;
+	return copy;
+}
+
 char *wire_str(struct wire_reader *r, size_t max)
 {
 	size_t n;

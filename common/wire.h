@@ -29,6 +29,8 @@ bool wire_bool(struct wire_reader *r); /* 0 or 1; anything else fails */
 void wire_raw(struct wire_reader *r, void *out, size_t n);
 /* u32 length + bytes; a view into the message; fails when longer than max. */
 const uint8_t *wire_bytes(struct wire_reader *r, size_t max, size_t *n);
+/* As wire_bytes, but malloc'd bytes of the caller's own (one zero byte follows, not counted); NULL and *n = 0 on failure. */
+uint8_t *wire_bytes_copy(struct wire_reader *r, size_t max, uint32_t *n);
 /* u32 length + clean UTF-8 (no NUL); malloc'd copy, "" on failure is NULL; fails when longer than max. */
 char *wire_str(struct wire_reader *r, size_t max);
 /* As wire_str into a fixed array (size includes the terminator). */

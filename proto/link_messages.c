@@ -169,23 +169,6 @@ void link_next_reply_encode(const struct link_next_reply *m, struct buf *out)
 	}
 }
 
-static uint8_t *copy_bytes(struct wire_reader *r, size_t max, uint32_t *len)
-{
-	size_t n;
-	const uint8_t *p = wire_bytes(r, max, &n);
-	uint8_t *copy = r->failed ? NULL : malloc(n + 1);
-
-	*len = 0;
-	if (!copy) {
-		wire_fail(r, "bytes");
-		return NULL;
-	}
-	if (n > 0)
-		memcpy(copy, p, n);
-	*len = (uint32_t)n;
-	return copy;
-}
-
 static void assigns_decode(struct wire_reader *r, struct link_next_reply *out)
 {
 	uint32_t count = wire_count(r, LINK_ASSIGN_MAX);
@@ -199,8 +182,8 @@ static void assigns_decode(struct wire_reader *r, struct link_next_reply *out)
 	}
 	out->assign_count = count;
 	for (uint32_t i = 0; i < count && !r->failed; i++) {
-		out->assigns[i].assignment = copy_bytes(r, ASSIGNMENT_MAX, &out->assigns[i].assignment_len);
-		out->assigns[i].sealed = copy_bytes(r, 8192, &out->assigns[i].sealed_len);
+		out->assigns[i].assignment = wire_bytes_copy(r, ASSIGNMENT_MAX, &out->assigns[i].assignment_len);
+		out->assigns[i].sealed = wire_bytes_copy(r, 8192, &out->assigns[i].sealed_len);
 	}
 }
 

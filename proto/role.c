@@ -83,35 +83,14 @@ void role_broker_assign_encode(const struct role_broker_assign *m, struct buf *o
 	wire_put_str(out, m->start_mode);
 }
 
-static uint8_t *copy_bytes(struct wire_reader *r, size_t max, uint32_t *len)
-{
-	size_t n;
-	const uint8_t *p = wire_bytes(r, max, &n);
-	uint8_t *copy;
-
-	*len = 0;
-	if (r->failed)
-		return NULL;
-	copy = malloc(n + 1);
-	if (!copy) {
-		wire_fail(r, "memory");
-		return NULL;
-	}
-	if (n > 0)
-		memcpy(copy, p, n);
-	copy[n] = 0;
-	*len = (uint32_t)n;
-	return copy;
-}
-
 int role_broker_assign_decode(const void *p, size_t n, struct role_broker_assign *out, struct err *e)
 {
 	struct wire_reader r;
 
 	*out = (struct role_broker_assign){ .assignment_len = 0 };
 	wire_read_init(&r, p, n);
-	out->assignment = copy_bytes(&r, ASSIGNMENT_MAX, &out->assignment_len);
-	out->secrets = copy_bytes(&r, 4096, &out->secrets_len);
+	out->assignment = wire_bytes_copy(&r, ASSIGNMENT_MAX, &out->assignment_len);
+	out->secrets = wire_bytes_copy(&r, 4096, &out->secrets_len);
 	out->received_boot_ns = wire_i64(&r);
 	out->lease_deadline_boot_ns = wire_i64(&r);
 	out->boot_deadline_ms = wire_i64(&r);
