@@ -12,9 +12,9 @@ import fixtures
 import node as node_rig
 import pg
 import pytest
-import requests
 import wait
 from client import ENDS, check_chain, check_timeline, output_of, say, shell, turns
+from follower import Follower
 
 LEASE = {"lease_seconds": 8, "lease_renew_seconds": 1, "lease_grace_seconds": 1}
 
@@ -71,32 +71,6 @@ def logged(node, text, after=0):
     return text in node.log.read_text(errors="replace")[after:]
 
 
-class Follower(threading.Thread):
-    """Reads a run's stream and goes on by Last-Event-ID whenever it breaks, as a browser does."""
-
-    def __init__(self, client, run_id):
-        super().__init__(daemon=True)
-        self.client, self.run_id = client.__class__(client.url, client.key), run_id
-        self.seen, self.breaks = [], 0
-        self.start()
-
-    def run(self):
-        def read():
-            try:
-                for item in self.client.stream(self.run_id, self.seen[-1][0] if self.seen else None):
-                    self.seen.append(item)
-            except (requests.RequestException, AssertionError):
-                self.breaks += 1
-            return self.seen and self.seen[-1][1] == "run.settled"
-        wait.until(read, 120, "the end of the stream", every=0.1)
-
-    def check(self, stack):
-        self.join(60)
-        assert not self.is_alive(), f"the stream did not end: {[kind for _, kind, _ in self.seen]}"
-        rows = [(seq, data) for seq, data, _ in stack.control.event_rows(self.run_id)]
-        assert [(seq, data) for seq, _, data in self.seen] == rows, "an event was lost, doubled or changed on its way"
-
-
 COUNT = "for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; do echo line $i; sleep 0.2; done"
 
 
@@ -119,7 +93,7 @@ def test_control_is_killed(whole):
     control.start()
     run = client.settled(running["id"], 60)
     counted(run, good(whole, run))
-    follower.check(whole)
+    follower.check(whole.control)
     assert follower.breaks >= 1
     for made in waiting:
         good(whole, client.settled(made["id"], 60))
@@ -141,7 +115,7 @@ def test_database_is_away(whole):
     control.until_ready()
     run = client.settled(made["id"], 60)
     counted(run, good(whole, run))
-    follower.check(whole)
+    follower.check(whole.control)
 
 
 @pytest.mark.guest
@@ -171,7 +145,7 @@ def test_two_control_planes(whole, bin_dir, image):
             victim.stop(signal.SIGKILL)
             run = client.settled(made["id"], 60)
             counted(run, good(whole, run))
-            follower.check(whole)
+            follower.check(whole.control)
             victim.start()
         node.clean()
     finally:
