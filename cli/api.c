@@ -242,7 +242,13 @@ int api_ask(struct api *api, const struct api_call *call, struct answer *out)
 		term_complain("%s answers what is no JSON (%s): is this the URL of an Ephemeral service?", api->url, e.text);
 		return CLI_ASK;
 	}
-	return CLI_OK;
+	return json_type(out->json) == JSON_OBJECT ? CLI_OK : api_stranger(api);
+}
+
+int api_stranger(const struct api *api)
+{
+	term_complain("%s answers, but not as an Ephemeral service does: is this its URL?", api->url);
+	return CLI_ASK;
 }
 
 void answer_free(struct answer *a)

@@ -43,6 +43,8 @@ struct answer {
 	struct json *json; /* the body, NULL when it is empty */
 };
 void answer_free(struct answer *a);
+/* Complains of an answer that is well formed but none of an Ephemeral service's; CLI_ASK. */
+int api_stranger(const struct api *api);
 
 /* Asks, again where that is safe (GET, PUT, DELETE, or with an idempotency key) and may help. CLI_OK with a 2xx answer whose body
  * is JSON, else an exit status after it complained; `out` is to be freed either way. */

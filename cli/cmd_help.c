@@ -4,11 +4,40 @@
 #include "common/text.h"
 #include "term.h"
 
+#define HELP_WIDTH ((size_t)80)
+#define LEFT_WIDTH ((size_t)21) /* names of verbs */
+#define OPTION_WIDTH ((size_t)28)
+
+/* Two columns: `left`, and `right` wrapped beside it, or below it where `left` is too wide. */
+static void columns(const char *left, size_t width, const char *right)
+{
+	struct buf b = BUF_INIT((size_t)16 * 1024);
+
+	if (strlen(left) > width)
+		buf_printf(&b, "  %s\n%*s", left, (int)width + 3, "");
+	else
+		buf_printf(&b, "  %-*s ", (int)width, left);
+	(void)text_wrap(&b, right, width + 3, width + 3, HELP_WIDTH);
+	buf_add_char(&b, '\n');
+	(void)term_buf(stdout, &b);
+	buf_free(&b);
+}
+
+static void paragraph(const char *text)
+{
+	struct buf b = BUF_INIT((size_t)16 * 1024);
+
+	(void)text_wrap(&b, text, 0, 0, HELP_WIDTH);
+	buf_add_char(&b, '\n');
+	(void)term_buf(stdout, &b);
+	buf_free(&b);
+}
+
 static void list_group(enum verb_group group)
 {
 	for (size_t i = 0; i < VERBS_COUNT; i++)
 		if (VERBS[i].group == group)
-			printf("  %-21s %s\n", VERBS[i].name, VERBS[i].summary);
+			columns(VERBS[i].name, LEFT_WIDTH, VERBS[i].summary);
 }
 
 /* The verbs "admin NOUN …"; false when there are none. */
@@ -21,7 +50,7 @@ static bool list_admin(const char *noun)
 
 		if (VERBS[i].group != VERB_ADMIN || strncmp(rest, noun, len) != 0 || rest[len] != ' ')
 			continue;
-		printf("  %-21s %s\n", VERBS[i].name, VERBS[i].summary);
+		columns(VERBS[i].name, LEFT_WIDTH, VERBS[i].summary);
 		found++;
 	}
 	return found > 0;
@@ -39,9 +68,9 @@ static void overview(void)
 	printf("\nAbout\n");
 	list_group(VERB_ABOUT);
 	printf("\n`ephemeral help VERB` shows options and examples. Every verb takes --json.\n"
-	       "Environment: EPHEMERAL_URL, EPHEMERAL_API_KEY, NO_COLOR.\n"
-	       "Exit status: 0 done (and the run, where one was awaited, succeeded), 1 the run ended otherwise,\n"
-	       "2 wrong use, 3 could not ask or was not allowed to, 130 detached by Ctrl-C.\n");
+	       "Environment: EPHEMERAL_URL, EPHEMERAL_API_KEY, NO_COLOR.\n");
+	paragraph("Exit status: 0 done (and the run, where one was awaited, succeeded), 1 the run ended otherwise, 2 wrong use, "
+		  "3 could not ask or was not allowed to, 130 detached by Ctrl-C.");
 }
 
 static void option_line(const struct opt *o)
@@ -50,7 +79,7 @@ static void option_line(const struct opt *o)
 
 	if (!text_fmt(left, sizeof left, "--%s%s%s", o->name, o->value != NULL ? " " : "", o->value != NULL ? o->value : ""))
 		left[0] = '\0';
-	printf("  %-28s %s\n", left, o->help);
+	columns(left, OPTION_WIDTH, o->help);
 }
 
 static void indented(const char *text)
@@ -65,10 +94,14 @@ static void indented(const char *text)
 
 void help_verb(const struct verb *v)
 {
-	printf("ephemeral %s%s%s%s: %s.\n", v->name, v->words[0] != '\0' ? " " : "", v->words,
+	struct buf title = BUF_INIT(1024);
+
+	buf_printf(&title, "ephemeral %s%s%s%s: %s.", v->name, v->words[0] != '\0' ? " " : "", v->words,
 			v->option_count > 0 ? " [options]" : "", v->summary);
+	paragraph(buf_cstr(&title) != NULL ? buf_cstr(&title) : v->summary);
+	buf_free(&title);
 	if (v->text != NULL)
-		printf("%s\n", v->text);
+		paragraph(v->text);
 	printf("\nOptions\n");
 	for (size_t i = 0; i < v->option_count; i++)
 		option_line(&v->options[i]);

@@ -11,6 +11,7 @@
 #include "watch.h"
 
 #define KEY_MAX 255
+#define WAIT_PAUSE_MS 200 /* between long polls: a service that answers at once is not asked for ever without a breath */
 
 static void say_what_is_off(const struct request_permissions *p)
 {
@@ -57,13 +58,17 @@ static int wait_json(struct api *api, const char *id)
 		int rc = api_ask(api, &call, &a);
 
 		status = json_get_text(a.json, "status");
-		if (rc == CLI_OK && status != NULL && strcmp(status, "queued") != 0 && strcmp(status, "running") != 0) {
+		if (rc == CLI_OK && status == NULL)
+			rc = api_stranger(api);
+		if (rc == CLI_OK && strcmp(status, "queued") != 0 && strcmp(status, "running") != 0) {
 			(void)api_print_json(&a);
 			rc = watch_exit(status);
 			answer_free(&a);
 			return rc;
 		}
 		answer_free(&a);
+		if (rc == CLI_OK && !interrupt_sleep_ms(WAIT_PAUSE_MS))
+			rc = CLI_DETACHED;
 		if (rc == CLI_DETACHED)
 			term_note("Detached: the run goes on. Cancel it: ephemeral cancel %s", id);
 		if (rc != CLI_OK)

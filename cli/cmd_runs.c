@@ -5,6 +5,7 @@
 #include "common/clock.h"
 #include "common/ids.h"
 #include "common/text.h"
+#include "interrupt.h"
 #include "show.h"
 #include "term.h"
 #include "timeline.h"
@@ -12,6 +13,7 @@
 
 #define PAGES_MAX 10000
 #define WAIT_POLL_S 30
+#define WAIT_PAUSE_MS 200 /* between long polls, also where the service answers at once */
 
 /* --- runs ------------------------------------------------------------------------------------------------------------------- */
 
@@ -255,6 +257,8 @@ static int wait_loop(struct api *api, const char *id, int64_t deadline_ms, struc
 		if (!text_fmt(rest, sizeof rest, "/wait?timeout_seconds=%lld", (long long)left_s))
 			return CLI_USE;
 		rc = run_call(api, "GET", id, rest, (left_s + 30) * 1000, answer);
+		if (rc == CLI_OK && json_get_text(answer->json, "status") == NULL)
+			rc = api_stranger(api);
 		if (rc != CLI_OK || run_over(answer->json))
 			return rc;
 		if (deadline_ms > 0 && clock_mono_ns() / 1000000 >= deadline_ms) {
@@ -262,6 +266,9 @@ static int wait_loop(struct api *api, const char *id, int64_t deadline_ms, struc
 			return CLI_ASK;
 		}
 		answer_free(answer);
+		http_response_init(&answer->raw);
+		if (!interrupt_sleep_ms(WAIT_PAUSE_MS))
+			return CLI_DETACHED;
 	}
 }
 
@@ -283,6 +290,7 @@ int cmd_wait(const struct args *a)
 	rc = api_open(&api, a);
 	if (rc == CLI_OK) {
 		http_response_init(&answer.raw);
+		interrupt_install();
 		rc = wait_loop(&api, id, seconds > 0 ? clock_mono_ns() / 1000000 + seconds * 1000 : 0, &answer);
 		if (rc == CLI_OK && api.json)
 			(void)api_print_json(&answer);
@@ -290,6 +298,8 @@ int cmd_wait(const struct args *a)
 			print_run(answer.json);
 		if (rc == CLI_OK)
 			rc = watch_exit(json_get_text(answer.json, "status"));
+		else if (rc == CLI_DETACHED)
+			term_note("Detached: the run goes on. Cancel it: ephemeral cancel %s", id);
 		answer_free(&answer);
 	}
 	api_close(&api);

@@ -3,6 +3,7 @@
  */
 #include "cli.h"
 
+#include "common/log.h"
 #include "common/text.h"
 #include "term.h"
 
@@ -55,16 +56,15 @@ static int run_verb(const struct verb *v, int argc, char *const *argv)
 	return v->run(&args);
 }
 
-int main(int argc, char **argv)
+/* Finds the verb and runs it. */
+static int dispatch(int argc, char **argv)
 {
 	static struct args none;
 	static char admin[] = "admin";
 	const struct verb *v;
-	int used, rc;
 	struct err e;
+	int used;
 
-	(void)setlocale(LC_CTYPE, "C.UTF-8"); /* wcwidth() needs it */
-	(void)signal(SIGPIPE, SIG_IGN);
 	if (argc < 2) {
 		(void)cmd_help(&none);
 		return CLI_USE;
@@ -84,9 +84,20 @@ int main(int argc, char **argv)
 	}
 	if (v == NULL)
 		return wrong_use(e.text, NULL);
-	rc = run_verb(v, argc - 1 - used, argv + 1 + used);
+	return run_verb(v, argc - 1 - used, argv + 1 + used);
+}
+
+int main(int argc, char **argv)
+{
+	int rc;
+
+	log_descriptors();
+	(void)setlocale(LC_CTYPE, "C.UTF-8"); /* wcwidth() needs it */
+	(void)signal(SIGPIPE, SIG_IGN);
+	rc = dispatch(argc, argv);
 	if (fflush(stdout) != 0 || ferror(stdout)) {
-		term_complain("standard output cannot be written");
+		if (!term_reader_gone())
+			term_complain("standard output cannot be written: what is there is not whole");
 		return rc == CLI_OK ? CLI_ASK : rc;
 	}
 	return rc;

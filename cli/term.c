@@ -3,6 +3,7 @@
 
 #include "common/text.h"
 
+#include <poll.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <sys/ioctl.h>
@@ -15,6 +16,13 @@
 bool term_is_terminal(FILE *f)
 {
 	return isatty(fileno(f)) == 1;
+}
+
+bool term_reader_gone(void)
+{
+	struct pollfd p = { .fd = STDOUT_FILENO, .events = POLLOUT };
+
+	return poll(&p, 1, 0) == 1 && (p.revents & (POLLERR | POLLHUP)) != 0;
 }
 
 bool term_colour(FILE *f)

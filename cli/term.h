@@ -14,6 +14,8 @@
 enum term_style { TERM_PLAIN, TERM_BOLD, TERM_DIM, TERM_GREEN, TERM_RED, TERM_YELLOW, TERM_CYAN };
 
 bool term_is_terminal(FILE *f);
+/* Whoever read standard output has left (| head): no reason to complain. */
+bool term_reader_gone(void);
 bool term_colour(FILE *f);
 /* Columns of the terminal; COLUMNS or 120 where there is none. */
 size_t term_width(FILE *f);

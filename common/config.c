@@ -16,6 +16,7 @@
 #define CONFIG_FILE_MAX (256 * 1024)
 #define CONFIG_KEYS_MAX 512
 #define CONFIG_STRING_MAX 1024
+#define HELP_WIDTH 80
 
 /* Where a value came from, for the error text. line 0: an override or a default. */
 struct source {
@@ -298,22 +299,27 @@ void config_help(const struct config_key *keys, size_t count, struct buf *out)
 {
 	for (size_t i = 0; i < count; i++) {
 		const struct config_key *k = &keys[i];
+		struct buf about = BUF_INIT(2 * CONFIG_STRING_MAX);
 
-		buf_printf(out, "%s\n    %s\n    ", k->name, k->help);
+		buf_printf(&about, "%s\n", k->help);
 		switch (k->type) {
-		case CONFIG_INT: buf_printf(out, "number from %" PRId64 " to %" PRId64, k->min, k->max); break;
-		case CONFIG_BOOL: buf_add_str(out, "on or off"); break;
-		case CONFIG_ENUM: buf_printf(out, "one of %s", k->choices); break;
+		case CONFIG_INT: buf_printf(&about, "number from %" PRId64 " to %" PRId64, k->min, k->max); break;
+		case CONFIG_BOOL: buf_add_str(&about, "on or off"); break;
+		case CONFIG_ENUM: buf_printf(&about, "one of %s", k->choices); break;
 		case CONFIG_STRING:
-			buf_printf(out, "text, at most %" PRId64 " bytes", k->max > 0 ? k->max : CONFIG_STRING_MAX);
+			buf_printf(&about, "text, at most %" PRId64 " bytes", k->max > 0 ? k->max : CONFIG_STRING_MAX);
 			break;
-		case CONFIG_LIST: buf_add_str(out, "list, comma separated"); break;
+		case CONFIG_LIST: buf_add_str(&about, "list, comma separated"); break;
 		}
 		if (k->fallback)
-			buf_printf(out, "; default: %s", k->secret ? "(secret)" : *k->fallback ? k->fallback : "(empty)");
+			buf_printf(&about, "; default: %s", k->secret ? "(secret)" : *k->fallback ? k->fallback : "(empty)");
 		else
-			buf_add_str(out, k->optional ? "; optional" : "; required");
-		buf_add_str(out, k->reloadable ? "; read again at a reload\n\n" : "; needs a restart\n\n");
+			buf_add_str(&about, k->optional ? "; optional" : "; required");
+		buf_add_str(&about, k->reloadable ? "; read again at a reload" : "; needs a restart");
+		buf_printf(out, "%s\n    ", k->name);
+		(void)text_wrap(out, buf_cstr(&about) ? buf_cstr(&about) : "", 4, 4, HELP_WIDTH);
+		buf_add_str(out, "\n\n");
+		buf_free(&about);
 	}
 }
 

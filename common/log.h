@@ -1,6 +1,8 @@
 /*
  * Logs: one line an event, about an object: `run=... vm=... node=...` first, then key=value. Never a secret, a prompt, or guest
  * text that did not go through text_safe. Thread-safe (one write(2) a line). Text on stderr by default, JSON lines on request.
+ *
+ * Each place that logs has an allowance (log.c): a flood is cut to a few lines a second, and a line says how many more there were.
  */
 #ifndef EPH_LOG_H
 #define EPH_LOG_H
@@ -32,5 +34,9 @@ void log_at(enum log_level level, const char *fmt, ...) EPH_PRINTF(2, 3);
 #define check_warn(cond) ((cond) ? (void)0 : log_odd(#cond, __FILE__, __LINE__))    /* odd, worth a line */
 void log_abort(const char *what, const char *file, int line) __attribute__((noreturn));
 void log_odd(const char *what, const char *file, int line);
+
+/* Opens what of the descriptors 0, 1, 2 is closed: else the next socket would be standard error and get the log's lines. Called
+ * first in main(). Standard output becomes one that cannot be written, so that nobody takes silence for an answer. */
+void log_descriptors(void);
 
 #endif

@@ -295,27 +295,75 @@ static bool unsafe_point(uint32_t c)
 	return false;
 }
 
-bool text_safe(struct buf *b, const char *s, size_t n, bool lines)
+size_t text_safe_char(const char *s, size_t n, bool lines, char out[16])
 {
 	const uint8_t *p = (const uint8_t *)s;
+	uint32_t point = 0;
+	size_t len = utf8_char(p, n, &point);
+
+	if (len == 0) {
+		(void)snprintf(out, 16, "\\x%02x", (unsigned)*p);
+		return 1;
+	}
+	if (unsafe_point(point) && !(lines && (point == '\n' || point == '\t'))) {
+		(void)snprintf(out, 16, point < 0x80 ? "\\x%02x" : "\\u{%x}", (unsigned)point);
+		return len;
+	}
+	memcpy(out, s, len);
+	out[len] = '\0';
+	return len;
+}
+
+bool text_safe(struct buf *b, const char *s, size_t n, bool lines)
+{
+	char shown[16];
 	bool ok = true;
 
 	while (n > 0 && ok) {
-		uint32_t point = 0;
-		size_t len = utf8_char(p, n, &point);
+		size_t len = text_safe_char(s, n, lines, shown);
 
-		if (len == 0) {
-			ok = buf_printf(b, "\\x%02x", (unsigned)*p);
-			len = 1;
-		} else if (lines && (point == '\n' || point == '\t')) {
-			ok = buf_add(b, p, 1);
-		} else if (unsafe_point(point)) {
-			ok = point < 0x80 ? buf_printf(b, "\\x%02x", (unsigned)point) : buf_printf(b, "\\u{%x}", (unsigned)point);
-		} else {
-			ok = buf_add(b, p, len);
-		}
-		p += len;
+		ok = buf_add_str(b, shown);
+		s += len;
 		n -= len;
+	}
+	return ok;
+}
+
+/* Characters of n bytes of UTF-8. */
+static size_t characters(const char *s, size_t n)
+{
+	size_t count = 0;
+
+	for (size_t i = 0; i < n; i++)
+		count += ((unsigned char)s[i] & 0xc0) != 0x80 ? 1 : 0;
+	return count;
+}
+
+bool text_wrap(struct buf *b, const char *s, size_t at, size_t indent, size_t width)
+{
+	bool blank = false; /* a blank is due before the next word of this line */
+	bool ok = true;
+
+	while (*s && ok) {
+		size_t n = strcspn(s, " \n"), wide = characters(s, n);
+
+		if (n > 0 && blank && at + 1 + wide > width) {
+			ok = buf_printf(b, "\n%*s", (int)indent, "");
+			at = indent;
+		} else if (n > 0 && blank) {
+			ok = buf_add_char(b, ' ');
+			at++;
+		}
+		ok = ok && buf_add(b, s, n);
+		at += wide;
+		blank = n > 0 || (blank && s[n] == ' ');
+		s += n;
+		if (*s == '\n') {
+			ok = ok && buf_printf(b, "\n%*s", s[1] ? (int)indent : 0, "");
+			at = indent;
+			blank = false;
+		}
+		s += *s ? 1 : 0;
 	}
 	return ok;
 }

@@ -52,6 +52,12 @@ bool text_parse_time_ms(const char *s, int64_t *unix_ms) EPH_MUST_CHECK;
 /* Appends s with control characters, escapes, bidi overrides and invalid UTF-8 shown as \xNN or \u{N}: safe for a terminal or
  * a log line. Newline and tab pass only when `lines` is true. */
 bool text_safe(struct buf *b, const char *s, size_t n, bool lines);
+/* One character of that: writes its safe form to out (a string) and returns how many of the n bytes it stands for. n > 0. */
+size_t text_safe_char(const char *s, size_t n, bool lines, char out[16]);
+
+/* Appends s with line breaks at blanks so that no line has more than `width` characters (a longer word stays whole); `at` is the
+ * column where it begins, `indent` where each further line does. A newline of s is kept, and what follows it is wrapped anew. */
+bool text_wrap(struct buf *b, const char *s, size_t at, size_t indent, size_t width);
 
 /* gcc only: clang's fortified headers make macros of these names. */
 #if !defined(EPH_NO_POISON) && !defined(__clang__)

@@ -14,37 +14,41 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static const char help_text[] =
-		"controld - the control plane of Ephemeral\n"
-		"\n"
-		"usage: controld [COMMAND] [--config FILE] [--set KEY=VALUE]... [options]\n"
-		"\n"
-		"commands\n"
-		"  serve          run the service (default)\n"
-		"  bootstrap      make what is missing: schema, keyring, certificates, the first operator key; safe to repeat\n"
-		"  migrate        bring the database's schema up to date\n"
-		"  check-ledger   prove that balances, reservations and charges agree\n"
-		"  help [config]  this text, or every configuration key\n"
-		"\n"
-		"options\n"
-		"  --config FILE         read FILE; without it the defaults hold\n"
-		"  --set KEY=VALUE       set one key over the file; may be repeated\n"
-		"  -t                    check configuration, keyring and certificates, then exit\n"
-		"  --ready-fd N          serve: write one JSON line with the bound addresses to descriptor N\n"
-		"  --json                bootstrap: print {\"operator_key\":...} instead of text\n"
-		"  --new-operator-key    bootstrap: make another operator key even if there is one\n"
-		"  --full                check-ledger: from the first row instead of the last checkpoint\n"
-		"  --version\n"
-		"\n"
-		"signals: TERM and INT end the service (a second one at once), HUP reads the reloadable keys again\n"
-		"exit codes: 0 ok, 1 failed, 2 wrong use\n"
-		"\n"
-		"examples\n"
-		"  controld bootstrap --config /etc/ephemeral/controld.conf\n"
-		"  controld --config /etc/ephemeral/controld.conf\n"
-		"  controld -t --config /etc/ephemeral/controld.conf\n"
-		"  controld --set database=\"host=/run/postgresql dbname=ephemeral\" --set listen=127.0.0.1:0 --ready-fd 3 "
-		"3>ready\n";
+static const char help_text[] = "controld - the control plane of Ephemeral\n"
+				"\n"
+				"usage: controld [COMMAND] [--config FILE] [--set KEY=VALUE]... [options]\n"
+				"\n"
+				"commands\n"
+				"  serve          run the service (default)\n"
+				"  bootstrap      make what is missing: schema, keyring, certificates, the first\n"
+				"                 operator key; safe to repeat\n"
+				"  migrate        bring the database's schema up to date\n"
+				"  check-ledger   prove that balances, reservations and charges agree\n"
+				"  help [config]  this text, or every configuration key\n"
+				"\n"
+				"options\n"
+				"  --config FILE         read FILE; without it the defaults hold\n"
+				"  --set KEY=VALUE       set one key over the file; may be repeated\n"
+				"  -t                    check configuration, keyring and certificates, then exit\n"
+				"  --ready-fd N          serve: write one JSON line with the bound addresses to\n"
+				"                        descriptor N\n"
+				"  --json                bootstrap: print {\"operator_key\":...} instead of text\n"
+				"  --new-operator-key    bootstrap: make another operator key even if there is\n"
+				"                        one\n"
+				"  --full                check-ledger: from the first row instead of the last\n"
+				"                        checkpoint\n"
+				"  --version\n"
+				"\n"
+				"signals: TERM and INT end the service (a second one at once), HUP reads the\n"
+				"reloadable keys again\n"
+				"exit codes: 0 ok, 1 failed, 2 wrong use\n"
+				"\n"
+				"examples\n"
+				"  controld bootstrap --config /etc/ephemeral/controld.conf\n"
+				"  controld --config /etc/ephemeral/controld.conf\n"
+				"  controld -t --config /etc/ephemeral/controld.conf\n"
+				"  controld --set database=\"host=/run/postgresql dbname=ephemeral\" \\\n"
+				"    --set listen=127.0.0.1:0 --ready-fd 3 3>ready\n";
 
 /* what: may be about `name` ("" = none). */
 static int wrong_use(const char *name, const char *what)
@@ -200,7 +204,7 @@ static bool known_command(const char *s)
 	return false;
 }
 
-int main(int argc, char **argv)
+static int command(int argc, char **argv)
 {
 	struct arguments args;
 	struct config config;
@@ -227,5 +231,21 @@ int main(int argc, char **argv)
 	log_init("controld", (enum log_level)config.log_level, config.log_json);
 	status = run(&args, &config);
 	config_release(&config);
+	return status;
+}
+
+int main(int argc, char **argv)
+{
+	int status;
+
+	log_descriptors();
+	status = command(argc, argv);
+	if (status == EXIT_OK && (fflush(stdout) != 0 || ferror(stdout))) {
+		fputs("controld: standard output cannot be written: what is there is not whole (a new operator key that was not "
+		      "seen is "
+		      "lost: `controld bootstrap --new-operator-key` makes another)\n",
+				stderr);
+		return EXIT_FAILED;
+	}
 	return status;
 }

@@ -19,18 +19,20 @@
 
 enum exit_status { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
 
-static const char usage_text[] =
-		"Usage: noded [--config FILE] [--set KEY=VALUE]... [-t] [--ready-fd N]\n"
-		"       noded help [config] | version\n"
-		"\n"
-		"Runs microVMs on this host for a controld. Needs root.\n"
-		"\n"
-		"  --config FILE    read FILE (default: built-in defaults only); `noded help config` lists the keys\n"
-		"  --set KEY=VALUE  override one key; may be repeated\n"
-		"  -t               check the configuration and everything that this host must have, then exit\n"
-		"  --ready-fd N     when VMs can be started, write one line of JSON to descriptor N and close it\n"
-		"  --version        print the version\n"
-		"  --help           print this\n";
+static const char usage_text[] = "Usage: noded [--config FILE] [--set KEY=VALUE]... [-t] [--ready-fd N]\n"
+				 "       noded help [config] | version\n"
+				 "\n"
+				 "Runs microVMs on this host for a controld. Needs root.\n"
+				 "\n"
+				 "  --config FILE    read FILE (default: built-in defaults only); `noded help\n"
+				 "                   config` lists the keys\n"
+				 "  --set KEY=VALUE  override one key; may be repeated\n"
+				 "  -t               check the configuration and everything that this host must\n"
+				 "                   have, then exit\n"
+				 "  --ready-fd N     when VMs can be started, write one line of JSON to descriptor\n"
+				 "                   N and close it\n"
+				 "  --version        print the version\n"
+				 "  --help           print this\n";
 
 struct options {
 	const char *config;
@@ -149,7 +151,7 @@ static int parse(int argc, char **argv, struct options *o, int *status)
 	return 0;
 }
 
-int main(int argc, char **argv)
+static int run(int argc, char **argv)
 {
 	struct options o = { .ready_fd = -1, .log_level = LOG_LEVEL_INFO };
 	struct noded_config config;
@@ -175,5 +177,18 @@ int main(int argc, char **argv)
 	log_init("noded/keeper", (enum log_level)config.log_level, config.log_json);
 	status = keeper_main(&config, o.check_only, o.ready_fd) == 0 ? EXIT_OK : EXIT_FAILED;
 	noded_config_free(&config);
+	return status;
+}
+
+int main(int argc, char **argv)
+{
+	int status;
+
+	log_descriptors();
+	status = run(argc, argv);
+	if (status == EXIT_OK && (fflush(stdout) != 0 || ferror(stdout))) {
+		fputs("noded: standard output cannot be written\n", stderr);
+		return EXIT_FAILED;
+	}
 	return status;
 }

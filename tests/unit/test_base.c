@@ -1,11 +1,10 @@
-/* Errors, buffers, ids, logs, clocks: the small parts that everything else leans on. */
+/* Errors, buffers, ids, clocks: the small parts that everything else leans on. */
 #include "unit.h"
 
 #include "buf.h"
 #include "clock.h"
 #include "error.h"
 #include "ids.h"
-#include "log.h"
 #include "text.h"
 
 #include <errno.h>
@@ -131,53 +130,6 @@ static void test_ids(void **state)
 	assert_int_equal(n, 32);
 }
 
-/* Runs log_at with stderr in a file and gives what was written. */
-static char *logged(bool json, const char *message)
-{
-	static char out[8192];
-	char path[] = "/tmp/eph-log-XXXXXX";
-	int file = mkstemp(path), keep = dup(2);
-	ssize_t n;
-
-	assert_true(file >= 0);
-	unlink(path);
-	dup2(file, 2);
-	log_init("test", LOG_LEVEL_INFO, json);
-	log_debug("not shown");
-	log_warn("%s", message);
-	dup2(keep, 2);
-	close(keep);
-	n = pread(file, out, sizeof(out) - 1, 0);
-	close(file);
-	assert_true(n > 0);
-	out[n] = '\0';
-	return out;
-}
-
-static void test_log(void **state)
-{
-	char big[9000], *line;
-	enum log_level level;
-
-	(void)state;
-	line = logged(false, "run=run_1 evil=\x1b[2J\nforged line");
-	assert_string_equal(line + 24, " warn test: run=run_1 evil=?[2J?forged line\n");
-	line = logged(true, "a=\"q\" \\ \x01 \xff \xc3\xa4");
-	assert_non_null(strstr(
-			line, "\"level\":\"warn\",\"role\":\"test\",\"message\":\"a=\\\"q\\\" \\\\ \\u0001 \\u00ff \xc3\xa4\"}\n"));
-	memset(big, '"', sizeof(big) - 1);
-	big[sizeof(big) - 1] = '\0';
-	line = logged(true, big);
-	assert_true(strlen(line) <= 4096);
-	assert_string_equal(line + strlen(line) - 4, "\"\"}\n");
-	line = logged(false, big);
-	assert_int_equal(strlen(line), 4096);
-	assert_true(log_level_parse("error", &level) && level == LOG_LEVEL_ERROR);
-	assert_false(log_level_parse("ERROR", &level));
-	check_warn(1 == 1);
-	check_abort(1 == 1);
-}
-
 static void test_clock(void **state)
 {
 	int64_t boot = clock_boot_ns(), real = clock_real_ms();
@@ -212,7 +164,6 @@ int main(void)
 		cmocka_unit_test(test_buf_bounds),
 		cmocka_unit_test(test_buf_grow_and_steal),
 		cmocka_unit_test(test_ids),
-		cmocka_unit_test(test_log),
 		cmocka_unit_test(test_clock),
 	};
 

@@ -260,6 +260,27 @@ static void test_fmt(void **state)
 	assert_true(text_copy(out, sizeof(out), "12345"));
 }
 
+static void check_wrap(const char *text, size_t at, size_t indent, size_t width, const char *expected)
+{
+	struct buf b = BUF_INIT(4096);
+
+	assert_true(text_wrap(&b, text, at, indent, width));
+	assert_string_equal(buf_cstr(&b), expected);
+	buf_free(&b);
+}
+
+static void test_wrap(void **state)
+{
+	(void)state;
+	check_wrap("", 0, 0, 10, "");
+	check_wrap("one two three", 0, 2, 7, "one two\n  three");
+	check_wrap("one two three", 1, 2, 7, "one\n  two\n  three");
+	check_wrap("averylongword that stays", 0, 0, 8, "averylongword\nthat\nstays");
+	check_wrap("a\nb c", 0, 1, 3, "a\n b\n c");
+	check_wrap("ää öö", 0, 0, 5, "ää öö"); /* characters, not bytes */
+	check_wrap("two  blanks ", 0, 0, 80, "two blanks");
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -271,6 +292,7 @@ int main(void)
 		cmocka_unit_test(test_hex_and_base64),
 		cmocka_unit_test(test_safe),
 		cmocka_unit_test(test_fmt),
+		cmocka_unit_test(test_wrap),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
