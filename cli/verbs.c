@@ -99,7 +99,7 @@ static const struct opt PRICE_SET_OPTIONS[] = {
 const struct verb VERBS[] = {
 	{ "run", VERB_RUNS, "[PROMPT]", 0, 1, "start an agent in a fresh microVM",
 			"PROMPT is what the agent shall do; - reads it from standard input. Shell and web are off unless you add "
-			"them. Prints the run's\n"
+			"them. Prints the run's "
 			"id on standard output, with --wait the timeline. Ctrl-C during --wait detaches: the run goes on, and how "
 			"to cancel it is printed.",
 			OPTIONS(RUN_OPTIONS),
@@ -122,7 +122,7 @@ const struct verb VERBS[] = {
 	{ "models", VERB_RUNS, "", 0, 0, "list models with their prices", NULL, NO_OPTIONS, NULL, cmd_models },
 	{ "login", VERB_ACCOUNT, "", 0, 0, "check an API key and save it",
 			"The key is read from the terminal without showing it, or from standard input. It is saved (mode 0600) for "
-			"the URL it was checked\n"
+			"the URL it was checked "
 			"against, and only ever sent there.",
 			NO_OPTIONS, "ephemeral login --url https://ephemeral.example.com\nephemeral login < key.txt", cmd_login },
 	{ "logout", VERB_ACCOUNT, "", 0, 0, "forget the saved key", NULL, NO_OPTIONS, NULL, cmd_logout },
