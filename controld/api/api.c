@@ -79,7 +79,7 @@ static bool query_is_fine(struct api_req *r)
 					r->route->query);
 		else if (count > 1)
 			query_bad(&fe, name, "stands there %d times; send it once", count);
-		else if (!text_utf8_clean(value, strlen(value)))
+		else if (!text_utf8_clean(name, strlen(name)) || !text_utf8_clean(value, strlen(value)))
 			query_bad(&fe, name, "is not UTF-8");
 	}
 	if (!field_errors_any(&fe))
