@@ -8,6 +8,7 @@
  */
 #include "model.h"
 
+#include "model_error.h"
 #include "model_internal.h"
 #include "model_request.h"
 
@@ -105,6 +106,7 @@ static void fail_call(struct model *m, enum errcode code, const char *fmt, ...)
 	va_start(ap, fmt);
 	(void)vsnprintf(text, sizeof(text), fmt, ap);
 	va_end(ap);
+	(void)model_hide_key(text, strlen(text), m->key);
 	report_fill(m, "error");
 	report = m->report;
 	call_clear(m);
@@ -174,16 +176,9 @@ static void on_head(void *arg, int status)
 static void on_header(void *arg, const char *name, size_t name_len, const char *value, size_t value_len)
 {
 	struct model *m = arg;
-	char digits[16];
-	struct err e;
-	int64_t seconds;
 
-	if (name_len != 11 || strncasecmp(name, "retry-after", 11) != 0 || value_len >= sizeof(digits))
-		return;
-	memcpy(digits, value, value_len);
-	digits[value_len] = '\0';
-	if (text_i64(digits, 0, 86400, &seconds, &e) == 0)
-		m->retry_after_ms = seconds * 1000;
+	if (name_len == 11 && strncasecmp(name, "retry-after", 11) == 0)
+		m->retry_after_ms = model_retry_after_ms(value, value_len);
 }
 
 static bool on_data(void *arg, const uint8_t *p, size_t n)
@@ -194,7 +189,7 @@ static bool on_data(void *arg, const uint8_t *p, size_t n)
 		size_t room = ERROR_BODY_MAX - m->error_body.len;
 
 		(void)buf_add(&m->error_body, p, n < room ? n : room);
-		return true;
+		return n <= room; /* more is not needed, and nobody says how much more there is */
 	}
 	if (model_stream_feed(m->stream, p, n, &m->stream_error) < 0)
 		return false;
@@ -364,6 +359,24 @@ static void learn_usage(struct model *m)
 	crypto_hash_sha256(m->known_hash, m->body.data, m->prefix_len);
 }
 
+/* What the provider says goes into the guest: never its key. */
+static void hide_key(struct model *m, struct model_reply *reply)
+{
+	bool found = model_hide_key(reply->content, strlen(reply->content), m->key);
+
+	for (uint32_t i = 0; i < reply->call_count; i++) {
+		struct model_tool_call *c = &reply->calls[i];
+
+		found |= model_hide_key(c->id, strlen(c->id), m->key);
+		found |= model_hide_key(c->name, strlen(c->name), m->key);
+		found |= model_hide_key(c->arguments, strlen(c->arguments), m->key);
+	}
+	if (!found)
+		return;
+	log_warn("provider's reply holds its key run=%s call=%u", m->opt.a->run_id, m->report.call);
+	note(m, "The provider's reply held its own key: it was blanked out.");
+}
+
 static void answer(struct model *m)
 {
 	struct model_reply reply;
@@ -375,6 +388,7 @@ static void answer(struct model *m)
 		fail_call(m, ERRCODE_INTERNAL, "%s", e.text);
 		return;
 	}
+	hide_key(m, &reply);
 	report_fill(m, model_finish_text(reply.finish));
 	report = m->report;
 	call_clear(m);
@@ -424,46 +438,39 @@ static void after_reply(struct model *m, const struct err *e)
 	fail_call(m, ERRCODE_MODEL_ERROR, "The provider's answer to model call %u is not usable: %s", m->report.call, why.text);
 }
 
-static const char *hint_for(int status)
-{
-	switch (status) {
-	case 401:
-	case 403: return "The operator can check the provider's key.";
-	case 404: return "The operator can check the provider's base URL and the model's upstream name.";
-	case 413: return "The conversation is too long for this provider.";
-	case 429: return "The provider limits how much it is called; try again later.";
-	default:
-		return status >= 300 && status < 400 ? "Redirects are not followed; the operator can set the final base URL."
-		       : status >= 500               ? "The provider has trouble; try again later."
-						     : "The operator can check the model's settings.";
-	}
-}
-
 /* A 400 that asks for the other name of the output limit is learned, once a run. */
 static bool learn_limit(struct model *m, const char *param)
 {
-	enum limit_param other = m->limit_param == LIMIT_MAX_TOKENS ? LIMIT_MAX_COMPLETION_TOKENS : LIMIT_MAX_TOKENS;
-	bool named = strcmp(param, model_limit_name(m->limit_param)) == 0;
-	const char *body;
+	const struct buf *body = &m->error_body;
 
-	if (m->limit_learned || m->status != 400)
-		return false;
-	body = buf_cstr(&m->error_body);
-	if (!named && (body == NULL || strstr(body, model_limit_name(other)) == NULL))
+	if (m->limit_learned || m->status != 400 ||
+			!model_error_wants_other_limit((const char *)body->data, body->len, param, m->limit_param))
 		return false;
 	m->limit_learned = true;
-	m->limit_param = other;
-	log_info("provider wants %s run=%s model=%s", model_limit_name(other), m->opt.a->run_id, m->opt.a->model.id);
+	m->limit_param = m->limit_param == LIMIT_MAX_TOKENS ? LIMIT_MAX_COMPLETION_TOKENS : LIMIT_MAX_TOKENS;
+	log_info("provider wants %s run=%s model=%s", model_limit_name(m->limit_param), m->opt.a->run_id, m->opt.a->model.id);
 	return true;
+}
+
+/* The pause that the provider asked for, when that is why it is not asked again. */
+static void too_long_a_pause(const struct model *m, char out[100])
+{
+	bool too_long = m->retry_after_ms > 0 && m->report.attempts < MODEL_ATTEMPTS &&
+			m->retry_after_ms >= m->deadline_ms - clock_boot_ms();
+
+	if (!too_long || !text_fmt(out, 100, " It asks to wait %lld s, longer than this call may take.",
+					 (long long)((m->retry_after_ms + 999) / 1000)))
+		out[0] = '\0';
 }
 
 static void after_refusal(struct model *m)
 {
-	char text[321], param[65];
+	bool again = m->status == 429 || m->status == 408 || m->status >= 500;
+	char text[321], param[65], wait[100] = "";
 	struct timeval now = { 0, 0 };
 	size_t len;
 
-	model_error_text((const char *)m->error_body.data, m->error_body.len, text, param);
+	model_error_text((const char *)m->error_body.data, m->error_body.len, m->key, text, param);
 	len = strlen(text);
 	if (len > 0 && text[len - 1] == '.') /* the sentence goes on */
 		text[len - 1] = '\0';
@@ -474,10 +481,12 @@ static void after_refusal(struct model *m)
 		event_add(m->timer, &now);
 		return;
 	}
-	if ((m->status == 429 || m->status == 408 || m->status >= 500) && retry(m))
+	if (again && retry(m))
 		return;
-	fail_call(m, ERRCODE_MODEL_ERROR, "The provider answered %d after %u attempt%s: %s. %s", m->status, m->report.attempts,
-			m->report.attempts == 1 ? "" : "s", text, hint_for(m->status));
+	if (again)
+		too_long_a_pause(m, wait);
+	fail_call(m, ERRCODE_MODEL_ERROR, "The provider answered %d after %u attempt%s: %s.%s %s", m->status, m->report.attempts,
+			m->report.attempts == 1 ? "" : "s", text, wait, model_error_hint(m->status));
 }
 
 static void on_done(void *arg, int status, const struct err *e)

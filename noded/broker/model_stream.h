@@ -35,8 +35,4 @@ bool model_stream_usage(const struct model_stream *s, struct meter_tokens *out);
  * was cut by its token limit, the tool call that came last may be cut too: it is left out, and the content says so. */
 int model_stream_take(struct model_stream *s, uint32_t call, struct model_reply *out, struct err *e) EPH_MUST_CHECK;
 
-/* The message of a provider's error body (`error.message`, `error`, `message`, or the text itself), made safe, at most 300 bytes.
- * `param` (may be NULL) gets error.param or "" . */
-void model_error_text(const char *body, size_t n, char out[321], char param[65]);
-
 #endif

@@ -1,6 +1,7 @@
 /* link: ephproto */
-/* sources: noded/broker/model_stream.c */
+/* sources: noded/broker/model_stream.c noded/broker/model_request.c noded/broker/model_error.c */
 /* A provider's reply, streamed or whole, fed in pieces: first byte = size of a piece. Cutting must not change what comes out. */
+#include "noded/broker/model_error.h"
 #include "noded/broker/model_stream.h"
 
 #include "common/text.h"
@@ -50,7 +51,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	}
 	model_reply_free(&a.reply);
 	model_reply_free(&b.reply);
-	model_error_text((const char *)data + 1, size - 1, text, param);
+	model_error_text((const char *)data + 1, size - 1, "\"choices\":", text, param);
 	must(text_utf8_clean(text, strlen(text)));
 	return 0;
 }

@@ -1,6 +1,7 @@
 /* link: ephproto */
-/* sources: noded/broker/model_stream.c noded/broker/model_request.c */
+/* sources: noded/broker/model_stream.c noded/broker/model_request.c noded/broker/model_error.c */
 /* What is sent to a provider, byte for byte, and what is made of its answers, cut at every byte. */
+#include "noded/broker/model_error.h"
 #include "noded/broker/model_request.h"
 #include "noded/broker/model_stream.h"
 
@@ -392,14 +393,14 @@ static void test_error_text(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-		model_error_text(rows[i].body, strlen(rows[i].body), text, param);
+		model_error_text(rows[i].body, strlen(rows[i].body), NULL, text, param);
 		assert_string_equal(text, rows[i].text);
 		assert_string_equal(param, rows[i].param);
 	}
-	model_error_text("\xcc", 1, text, param);
+	model_error_text("\xcc", 1, NULL, text, param);
 	assert_string_equal(text, "\\xcc");
 	memset(junk, 1, sizeof(junk));
-	model_error_text(junk, sizeof(junk), text, param);
+	model_error_text(junk, sizeof(junk), NULL, text, param);
 	assert_true(strlen(text) > 100);
 }
 
