@@ -52,18 +52,24 @@ static enum event_source source_parse(const char *s)
 	return EVENT_CONTROL;
 }
 
-bool event_make(struct buf *out, const struct event_head *head, const void *data, size_t data_len)
+/* Everything up to the data; at = queued_at + t. */
+static bool put_envelope(struct buf *out, const struct event_head *head)
 {
 	char at[32];
-	size_t before = out->len;
 
 	text_time_ms(head->queued_at_ms + head->t_ms, at);
-	if (!buf_printf(out,
-			    "{\"run_id\":\"%s\",\"seq\":%llu,\"at\":\"%s\",\"t\":%lld.%03d,\"source\":\"%s\",\"type\":\"%s\","
-			    "\"data\":",
-			    head->run_id, (unsigned long long)head->seq, at, (long long)(head->t_ms / 1000),
-			    (int)(head->t_ms % 1000), event_source_text(head->source), event_type_text(head->type)) ||
-			!buf_add(out, data, data_len) || !buf_add_char(out, '}'))
+	return buf_printf(out,
+			"{\"run_id\":\"%s\",\"seq\":%llu,\"at\":\"%s\",\"t\":%lld.%03d,\"source\":\"%s\",\"type\":\"%s\","
+			"\"data\":",
+			head->run_id, (unsigned long long)head->seq, at, (long long)(head->t_ms / 1000), (int)(head->t_ms % 1000),
+			event_source_text(head->source), event_type_text(head->type));
+}
+
+bool event_make(struct buf *out, const struct event_head *head, const void *data, size_t data_len)
+{
+	size_t before = out->len;
+
+	if (!put_envelope(out, head) || !buf_add(out, data, data_len) || !buf_add_char(out, '}'))
 		return false;
 	if (out->len - before > EVENT_BYTES_MAX) {
 		out->len = before;
@@ -92,9 +98,10 @@ static int64_t t_parse(const char *s)
 static const char *const key_order[] = { "run_id", "seq", "at", "t", "source", "type", "data" };
 #define KEY_COUNT (sizeof(key_order) / sizeof(key_order[0]))
 
-static int check_members(
-		const struct json *v, const char *run_id, uint64_t seq, enum event_type *type, int64_t *t_ms, struct err *e)
+/* Fills `head` with what the members say. */
+static int check_members(const struct json *v, const char *run_id, uint64_t seq, struct event_head *head, struct err *e)
 {
+	int64_t at_ms, t_ms;
 	const char *s;
 
 	if (json_type(v) != JSON_OBJECT || json_len(v) != KEY_COUNT)
@@ -107,27 +114,42 @@ static int check_members(
 		return err_set(e, ERR_PROTOCOL, "event: run_id is another run's");
 	if (json_get_int(v, "seq", -1) != (int64_t)seq)
 		return err_set(e, ERR_PROTOCOL, "event: seq is not %llu", (unsigned long long)seq);
-	if (json_type(json_get(v, "t")) != JSON_DECIMAL || (*t_ms = t_parse(json_as_text(json_get(v, "t")))) < 0)
+	if (json_type(json_get(v, "t")) != JSON_DECIMAL || (t_ms = t_parse(json_as_text(json_get(v, "t")))) < 0)
 		return err_set(e, ERR_PROTOCOL, "event: t is not seconds with three decimals");
-	int64_t at_ms;
 	s = json_get_text(v, "at");
 	if (!s || !text_parse_time_ms(s, &at_ms))
 		return err_set(e, ERR_PROTOCOL, "event: at is not a time");
 	s = json_get_text(v, "type");
-	*type = s ? event_type_parse(s) : EV_COUNT;
-	if (*type == EV_COUNT)
+	*head = (struct event_head){ .run_id = run_id, .seq = seq, .t_ms = t_ms, .queued_at_ms = at_ms - t_ms };
+	head->type = s ? event_type_parse(s) : EV_COUNT;
+	if (head->type == EV_COUNT)
 		return err_set(e, ERR_PROTOCOL, "event: type is not in the table");
 	s = json_get_text(v, "source");
-	enum event_source source = s ? source_parse(s) : EVENT_CONTROL;
-	if (source == EVENT_CONTROL || !event_type_allows(*type, source))
-		return err_set(e, ERR_PROTOCOL, "event: source may not write %s", event_type_text(*type));
+	head->source = s ? source_parse(s) : EVENT_CONTROL;
+	if (head->source == EVENT_CONTROL || !event_type_allows(head->type, head->source))
+		return err_set(e, ERR_PROTOCOL, "event: source may not write %s", event_type_text(head->type));
 	if (json_type(json_get(v, "data")) != JSON_OBJECT)
 		return err_set(e, ERR_PROTOCOL, "event: data is not an object");
 	return 0;
 }
 
+/*
+ * The bytes are served as they are, and readers find the type in them without a parser: an envelope with a space or an escape more
+ * says the same as JSON, but is not what event_make writes, and would let `data` pass for the envelope.
+ */
+static int check_spelling(const void *bytes, size_t n, const struct event_head *head, struct err *e)
+{
+	struct buf want = BUF_INIT(1024);
+	bool same = put_envelope(&want, head) && want.len + 3 <= n && memcmp(bytes, want.data, want.len) == 0 &&
+		    ((const char *)bytes)[want.len] == '{' && memcmp((const char *)bytes + n - 2, "}}", 2) == 0;
+
+	buf_free(&want);
+	return same ? 0 : err_set(e, ERR_PROTOCOL, "event: its envelope is not spelled as it must be");
+}
+
 int event_check(const void *bytes, size_t n, const char *run_id, uint64_t seq, enum event_type *type, int64_t *t_ms, struct err *e)
 {
+	struct event_head head;
 	struct json *v = NULL;
 	int rc;
 
@@ -137,7 +159,11 @@ int event_check(const void *bytes, size_t n, const char *run_id, uint64_t seq, e
 		return err_set(e, ERR_PROTOCOL, "event: holds a line break");
 	if (json_parse(bytes, n, &v, e))
 		return err_wrap(e, "event");
-	rc = check_members(v, run_id, seq, type, t_ms, e);
+	rc = check_members(v, run_id, seq, &head, e);
 	json_free(v);
-	return rc;
+	if (rc || check_spelling(bytes, n, &head, e))
+		return -1;
+	*type = head.type;
+	*t_ms = head.t_ms;
+	return 0;
 }

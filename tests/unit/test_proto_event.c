@@ -79,6 +79,16 @@ static void test_refused(void **state)
 		{ "line break", "{\"boot_ms\":1}", "{\n\"boot_ms\":1}" },
 		{ "trailing bytes", "}}", "}}x" },
 		{ "not UTF-8", "boot_ms", "boot_\xff" },
+		/* The same as JSON, but a reader that looks for ,"type":" in the bytes would find it in the data. */
+		{ "space before the type, another in data", ",\"type\":\"microvm.ready\",\"data\":{\"boot_ms\":1}",
+				", \"type\":\"microvm.ready\",\"data\":{\"a\":1,\"type\":\"run.succeeded\"}" },
+		{ "key with an escape", "\"type\":", "\"t\\u0079pe\":" },
+		{ "value with an escape", "\"host\"", "\"h\\u006fst\"" },
+		{ "space in front", "{\"run_id\"", " {\"run_id\"" },
+		{ "space before the data", "\"data\":{", "\"data\": {" },
+		{ "space at the end", "}}", "} }" },
+		{ "t with a zero in front", "\"t\":2.421", "\"t\":02.421" },
+		{ "at with another spelling", "22.421Z", "22.421+00:00" },
 	};
 	struct buf b = BUF_INIT(1 << 20);
 	enum event_type type;
