@@ -189,6 +189,28 @@ def booted(kind):
     yield Test(kind, "guests_booted", outcome, 0, f"{boots} guests booted for {claims} tests that claim one")
 
 
+def kind_fault(prepared, options):
+    yield from matrix("fault", prepared, ["--short"])
+
+
+def kind_kill(prepared, options):
+    yield from matrix("kill", prepared, options.match.split() if options.match else [])
+
+
+def matrix(kind, prepared, words):
+    """Cells of tests/fault, each a test; what they print is shown as it comes."""
+    report = LOGS / f"{kind}.json"
+    report.unlink(missing_ok=True)
+    env = dict(os.environ, EPHEMERAL_BIN=str(prepared.build("asan") / "bin"), EPHEMERAL_IMAGE=str(prepared.image()), EPHEMERAL_TEST_LOGS=str(LOGS),
+               PYTHONDONTWRITEBYTECODE="1")
+    code = subprocess.run(["/usr/bin/python3", "tests/fault/matrix.py", "--json", str(report), *words], cwd=TOP, env=env, stdin=subprocess.DEVNULL,
+                          check=False).returncode
+    if not report.exists():
+        raise Broken(f"tests/fault/matrix.py wrote no report (exit {code})")
+    for row in json.loads(report.read_text()):
+        yield Test(kind, row["name"], "passed" if row["ok"] else "failed", row["seconds"], row["text"])
+
+
 def kind_load(prepared, options):
     yield from pytest("load", prepared, options, ["tests/load"], 1800, workers=1)
 
@@ -218,8 +240,10 @@ KINDS = {
     "unit": (kind_unit, True, "pure logic, cmocka under ASan and UBSan"),
     "fuzz": (kind_fuzz, True, "libFuzzer on every reader of foreign bytes, 15 s each (--minutes N for long)"),
     "e2e": (kind_e2e, True, "the whole system with booted guests"),
+    "fault": (kind_fault, True, "six cells of kill"),
     "deploy": (kind_deploy, True, "deploy/quickstart on a copy of the tree"),
     "analyze": (kind_analyze, False, "clang's path analyzer over every file"),
+    "kill": (kind_kill, False, "processes killed and stopped at every step of a run (-k PROCESS/STEP/FAULT: some)"),
     "load": (kind_load, False, "60 runs by 8 clients on one node, and start times beside the bare boot"),
 }
 
