@@ -87,9 +87,11 @@ static int watch_socket(CURL *easy, curl_socket_t fd, int what, void *arg, void 
 {
 	struct curlev *c = arg;
 	struct watch *w = socket_arg;
+	char *call = NULL;
 	short mask = (short)(EV_PERSIST | ((what & CURL_POLL_IN) ? EV_READ : 0) | ((what & CURL_POLL_OUT) ? EV_WRITE : 0));
 
-	(void)easy;
+	if (what != CURL_POLL_REMOVE && curl_easy_getinfo(easy, CURLINFO_PRIVATE, &call) == CURLE_OK && call)
+		((struct curl_call *)(void *)call)->fd = fd;
 	if (w && w->event)
 		event_free(w->event);
 	if (what == CURL_POLL_REMOVE) {

@@ -8,6 +8,7 @@
 #include "text.h"
 
 #include <arpa/inet.h>
+#include <linux/tcp.h> /* struct tcp_info whole */
 #include <netinet/in.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +17,7 @@
 #define REPLY_HEAD_MAX (128 * 1024) /* bytes of all header lines of a reply, 1xx included */
 #define REQUEST_HEADERS_MAX 128
 #define URL_MAX 16384
+#define RAW_SLACK (1024 * 1024) /* bytes of a reply beyond four times its bound: head, chunk sizes, TLS */
 
 /* --- addresses ---------------------------------------------------------------------------------------------------------- */
 
@@ -145,6 +147,43 @@ static size_t on_body(char *p, size_t size, size_t count, void *arg)
 	return call->cancelled ? 0 : n;
 }
 
+/* All that its connection has received so far; -1 when there is none. */
+static int64_t raw_received(int fd)
+{
+	struct tcp_info info = { 0 };
+	socklen_t n = sizeof(info);
+
+	if (fd < 0 || getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &n) != 0 ||
+			n < offsetof(struct tcp_info, tcpi_bytes_received) + sizeof(info.tcpi_bytes_received))
+		return -1;
+	return (int64_t)info.tcpi_bytes_received;
+}
+
+/*
+ * Heads and bodies are counted where they come out of curl. What it drops by itself, a chunk's extension that does not end for
+ * one, is seen at the socket only.
+ */
+static int on_progress(void *arg, curl_off_t all_in, curl_off_t in, curl_off_t all_out, curl_off_t out)
+{
+	struct curl_call *call = arg;
+	int64_t raw;
+
+	(void)all_in;
+	(void)in;
+	(void)all_out;
+	(void)out;
+	raw = raw_received(call->fd);
+	if (raw < 0)
+		return 0;
+	if (call->raw_before < 0 || call->status == 0)
+		call->raw_before = raw; /* of earlier calls on this connection; head lines are counted by themselves */
+	if (raw - call->raw_before <= 4 * call->req.max_body + RAW_SLACK)
+		return 0;
+	err_set(&call->error, ERR_LIMIT, "the reply is larger than %lld bytes as it is sent",
+			(long long)(4 * call->req.max_body + RAW_SLACK));
+	return 1;
+}
+
 static enum err_code code_of(CURLcode result)
 {
 	switch (result) {
@@ -179,6 +218,11 @@ bool curl_call_outcome(struct curl_call *call, CURLcode result, struct err *e)
 	}
 	if (result == CURLE_FILESIZE_EXCEEDED) {
 		err_set(e, ERR_LIMIT, "the reply is larger than %lld bytes", (long long)call->req.max_body);
+		return true;
+	}
+	if (result == CURLE_OUT_OF_MEMORY && !call->head_over && call->received == 0) {
+		/* curl says so of a header line above its own bound too, and nothing tells the two apart. */
+		err_set(e, ERR_LIMIT, "the head of the reply has a line of over %d bytes, or memory ran out", CURL_MAX_HTTP_HEADER);
 		return true;
 	}
 	text_safe(&safe, said, strlen(said) < 200 ? strlen(said) : 200, false); /* a server's words may be in it */
@@ -299,6 +343,9 @@ static CURLcode restrict_call(struct curl_call *call)
 	SET(CURLOPT_TCP_KEEPALIVE, 1L);
 	SET(CURLOPT_OPENSOCKETFUNCTION, open_socket);
 	SET(CURLOPT_OPENSOCKETDATA, call);
+	SET(CURLOPT_XFERINFOFUNCTION, on_progress);
+	SET(CURLOPT_XFERINFODATA, call);
+	SET(CURLOPT_NOPROGRESS, 0L);
 	SET(CURLOPT_PREREQFUNCTION, before_request);
 	SET(CURLOPT_PREREQDATA, call);
 	return rc;
@@ -368,6 +415,7 @@ int curl_call_make(const struct curl_request *req, struct curl_call **out, struc
 	if (!call)
 		return err_set(e, ERR_NOMEM, "http: no memory");
 	call->req = *req;
+	call->raw_before = call->fd = -1;
 	call->easy = curl_easy_init();
 	call->body = req->body_len > 0 ? malloc(req->body_len) : NULL;
 	if (!call->easy || (req->body_len > 0 && !call->body)) {

@@ -15,8 +15,10 @@ struct curl_call {
 	struct curl_request req; /* callbacks, argument and limits only: its pointers to the caller's memory are cleared */
 	struct err error;        /* what stopped the transfer on our side; code ERR_NONE otherwise */
 	char curl_says[CURL_ERROR_SIZE];
-	int status;       /* of the final head; 0 before */
-	int64_t received; /* body bytes */
+	int status;         /* of the final head; 0 before */
+	int64_t received;   /* body bytes */
+	int64_t raw_before; /* bytes of its connection when the reply began; -1 = none yet */
+	int fd;             /* curl's socket that it waits on; -1 = none yet */
 	size_t head_bytes;
 	bool head_over; /* the blank line of the final head was seen: later header lines are trailers */
 	bool waiting;   /* not given to curl yet */

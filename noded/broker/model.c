@@ -412,6 +412,7 @@ static void out_of_time(struct model *m)
 
 static void after_reply(struct model *m, const struct err *e)
 {
+	char broke[160]; /* how the connection broke */
 	struct err why;
 	int whole;
 
@@ -435,7 +436,12 @@ static void after_reply(struct model *m, const struct err *e)
 		if (retry(m))
 			return;
 	}
-	fail_call(m, ERRCODE_MODEL_ERROR, "The provider's answer to model call %u is not usable: %s", m->report.call, why.text);
+	if (e == NULL || e->code == why.code || model_stream_done(m->stream) ||
+			!text_fmt(broke, sizeof(broke), " (%.150s)", e->text))
+		broke[0] = '\0';
+	fail_call(m, ERRCODE_MODEL_ERROR, "The provider's answer to model call %u is not usable after %u attempt%s: %s%s. %s",
+			m->report.call, m->report.attempts, m->report.attempts == 1 ? "" : "s", why.text, broke,
+			"The operator can check the provider's base URL and the model's settings.");
 }
 
 /* A 400 that asks for the other name of the output limit is learned, once a run. */
@@ -517,8 +523,9 @@ static void on_done(void *arg, int status, const struct err *e)
 	}
 	if ((e == NULL || e->code == ERR_UNAVAILABLE || e->code == ERR_TIMEOUT) && retry(m))
 		return;
-	fail_call(m, ERRCODE_MODEL_ERROR, "The provider could not be reached after %u attempt%s: %s", m->report.attempts,
-			m->report.attempts == 1 ? "" : "s", e != NULL ? e->text : "no answer");
+	fail_call(m, ERRCODE_MODEL_ERROR, "The provider gave no answer after %u attempt%s: %s. %s", m->report.attempts,
+			m->report.attempts == 1 ? "" : "s", e != NULL ? e->text : "it speaks another protocol",
+			"The operator can check the provider's base URL.");
 }
 
 /* --- calls ------------------------------------------------------------------------------------------------------------------- */

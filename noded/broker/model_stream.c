@@ -29,6 +29,7 @@ struct model_stream {
 	size_t text_bytes;        /* of all strings */
 	enum model_finish finish; /* 0 = not said yet */
 	bool done;
+	bool any; /* at least one JSON object came */
 	bool has_usage;
 	struct meter_tokens usage;
 	bool failed; /* `error` says why; sticky */
@@ -270,6 +271,7 @@ static bool take_json(struct model_stream *s, const char *p, size_t n)
 		s->failed = true;
 		return false;
 	}
+	s->any = true;
 	ok = json_type(v) == JSON_OBJECT ? take_object(s, v) : fail(s, ERR_PROTOCOL, "the provider's answer is not a JSON object");
 	json_free(v);
 	return ok;
@@ -335,7 +337,8 @@ int model_stream_end(struct model_stream *s, struct err *e)
 	if (s->finish == 0)
 		return err_set(e, ERR_PROTOCOL, "%s",
 				s->kind == KIND_UNKNOWN ? "the provider's answer is empty"
-							: "the provider's answer was cut off before its finish reason");
+				: s->any                ? "the provider's answer was cut off before its finish reason"
+							: "the provider's answer is no chat completion");
 	return 0;
 }
 
