@@ -51,6 +51,7 @@ int cmd_status(const struct args *a);
 int cmd_models(const struct args *a);
 int cmd_org_create(const struct args *a);
 int cmd_org_list(const struct args *a);
+int cmd_org_set(const struct args *a);
 int cmd_org_credit(const struct args *a);
 int cmd_key_create(const struct args *a);
 int cmd_key_list(const struct args *a);

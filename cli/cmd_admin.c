@@ -14,7 +14,9 @@ static void show_id(const struct json *v)
 	if (json_get_text(v, "id") != NULL)
 		printf("%s\n", json_get_text(v, "id"));
 	if (!json_get_bool(v, "allow_emulated", true))
-		term_note("Its runs go to hosts with KVM only; --allow-emulated would let them go to others.");
+		term_note("Its runs go to hosts with KVM only; `ephemeral admin org set %s --allow-emulated yes` "
+			  "lets them go to others.",
+				json_get_text(v, "id") != NULL ? json_get_text(v, "id") : "ORG");
 }
 
 int cmd_org_create(const struct args *a)
@@ -50,6 +52,74 @@ static void show_orgs(const struct json *v)
 int cmd_org_list(const struct args *a)
 {
 	return admin_ask(a, "GET", "/v1/operator/orgs?limit=100", NULL, NULL, show_orgs);
+}
+
+static void show_org(const struct json *v)
+{
+	char text[32];
+
+	if (json_get_text(v, "name") == NULL)
+		return;
+	text_dollars(json_get_int(v, "balance_micros", 0), text);
+	printf("%s  %s  balance %s%s%s%s\n", json_get_text(v, "id"), json_get_text(v, "name"), text,
+			json_get_bool(v, "disabled", false) ? "  disabled" : "",
+			json_get_bool(v, "unlimited", false) ? "  unlimited" : "",
+			json_get_bool(v, "allow_emulated", false) ? "  emulated hosts allowed" : "");
+}
+
+/* Adds a yes or no, turned round where the interface asks the opposite. */
+static int put_switch(const struct args *a, struct jw *w, const char *option, const char *field, bool opposite, struct err *e)
+{
+	const char *text = args_value(a, option);
+
+	if (text == NULL)
+		return 0;
+	if (strcmp(text, "yes") != 0 && strcmp(text, "no") != 0)
+		return err_set(e, ERR_INVALID, "--%s %s: it must be yes or no", option, text);
+	jw_kbool(w, field, (strcmp(text, "yes") == 0) != opposite);
+	return 0;
+}
+
+static int put_default_cost(const struct args *a, struct jw *w, struct err *e)
+{
+	const char *text = args_value(a, "default-max-cost");
+	int64_t micros;
+
+	if (text == NULL)
+		return 0;
+	if (text_micros(text[0] == '$' ? text + 1 : text, &micros, e) != 0)
+		return err_wrap(e, "--default-max-cost");
+	jw_kint(w, "default_max_cost_micros", micros);
+	return 0;
+}
+
+int cmd_org_set(const struct args *a)
+{
+	char path[ADMIN_PATH_MAX];
+	struct admin_body o;
+	struct err e;
+
+	if (!admin_no_slash(a->words[0]) || !admin_path(path, "/v1/operator/orgs/", a->words[0], ""))
+		return admin_bad_word("an organization's id");
+	admin_begin(&o);
+	if (args_value(a, "name") != NULL)
+		jw_kstr(&o.w, "name", args_value(a, "name"));
+	if (args_value(a, "default-model") != NULL)
+		jw_kstr(&o.w, "default_model", args_value(a, "default-model"));
+	if (put_switch(a, &o.w, "enabled", "disabled", true, &e) != 0 ||
+			put_switch(a, &o.w, "allow-emulated", "allow_emulated", false, &e) != 0 ||
+			put_switch(a, &o.w, "unlimited", "unlimited", false, &e) != 0 || put_default_cost(a, &o.w, &e) != 0 ||
+			admin_count(a, &o.w, "max-queued", "max_queued_runs", 0, &e) != 0 ||
+			admin_count(a, &o.w, "max-running", "max_running_runs", 0, &e) != 0) {
+		buf_free(&o.b);
+		return admin_use(&e);
+	}
+	if (o.b.len == 1) { /* the brace that opens it */
+		buf_free(&o.b);
+		(void)err_set(&e, ERR_INVALID, "nothing to change; `ephemeral help admin org set` lists what there is");
+		return admin_use(&e);
+	}
+	return admin_ask(a, "PATCH", path, &o, NULL, show_org);
 }
 
 static void show_credit(const struct json *v)

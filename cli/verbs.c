@@ -47,6 +47,16 @@ static const struct opt ORG_CREATE_OPTIONS[] = {
 	{ "unlimited", OPT_FLAG, NULL, "no balance is needed" },
 	{ "default-model", OPT_VALUE, "ID", "model of runs that name none" },
 };
+static const struct opt ORG_SET_OPTIONS[] = {
+	{ "name", OPT_VALUE, "TEXT", "another name" },
+	{ "enabled", OPT_VALUE, "yes|no", "no: keys are refused, queued runs end" },
+	{ "allow-emulated", OPT_VALUE, "yes|no", "may its runs go to hosts without KVM" },
+	{ "unlimited", OPT_VALUE, "yes|no", "yes: no balance is needed" },
+	{ "default-model", OPT_VALUE, "ID", "of runs that name none ('': the deployment's)" },
+	{ "default-max-cost", OPT_VALUE, "DOLLARS", "of runs that name none (0: the deployment's)" },
+	{ "max-queued", OPT_VALUE, "N", "most runs queued (0: the deployment's)" },
+	{ "max-running", OPT_VALUE, "N", "most runs at a time (0: the deployment's)" },
+};
 static const struct opt ORG_CREDIT_OPTIONS[] = {
 	{ "note", OPT_VALUE, "TEXT", "kept with the ledger's row" },
 	{ "idempotency-key", OPT_VALUE, "KEY", "your own key for safe repeats; without it one is made" },
@@ -130,6 +140,11 @@ const struct verb VERBS[] = {
 	{ "admin org create", VERB_ADMIN, "NAME", 1, 1, "make an organization", NULL, OPTIONS(ORG_CREATE_OPTIONS),
 			"ephemeral admin org create acme --default-model openai/gpt-x", cmd_org_create },
 	{ "admin org list", VERB_ADMIN, "", 0, 0, "list organizations", NULL, NO_OPTIONS, NULL, cmd_org_list },
+	{ "admin org set", VERB_ADMIN, "ORG", 1, 1, "change an organization", "What is not named stays as it is.",
+			OPTIONS(ORG_SET_OPTIONS),
+			"ephemeral admin org set org_… --allow-emulated yes\n"
+			"ephemeral admin org set org_… --enabled no",
+			cmd_org_set },
 	{ "admin org credit", VERB_ADMIN, "ORG DOLLARS", 2, 2, "add credit to an organization", NULL, OPTIONS(ORG_CREDIT_OPTIONS),
 			"ephemeral admin org credit org_… 20 --note 'invoice 7'", cmd_org_credit },
 	{ "admin key create", VERB_ADMIN, "ORG", 1, 1, "make an API key; it is shown this once", NULL, OPTIONS(KEY_CREATE_OPTIONS),
@@ -137,7 +152,7 @@ const struct verb VERBS[] = {
 	{ "admin key list", VERB_ADMIN, "ORG", 1, 1, "list an organization's API keys", NULL, NO_OPTIONS, NULL, cmd_key_list },
 	{ "admin key revoke", VERB_ADMIN, "ORG KEY", 2, 2, "revoke an API key", NULL, NO_OPTIONS, NULL, cmd_key_revoke },
 	{ "admin member add", VERB_ADMIN, "ORG NAME", 2, 2, "add a member to an organization", NULL, OPTIONS(MEMBER_ADD_OPTIONS),
-			"ephemeral admin member add org_… 'Ada Lovelace' --role admin --email ada@example.com", cmd_member_add },
+			"ephemeral admin member add org_… 'Ada Lovelace' --email ada@example.com", cmd_member_add },
 	{ "admin member list", VERB_ADMIN, "ORG", 1, 1, "list an organization's members", NULL, NO_OPTIONS, NULL, cmd_member_list },
 	{ "admin node token", VERB_ADMIN, "", 0, 0, "make a token with which hosts join", NULL, OPTIONS(NODE_TOKEN_OPTIONS),
 			"ephemeral admin node token --uses 3 --expires-in 3600", cmd_node_token },
@@ -146,7 +161,8 @@ const struct verb VERBS[] = {
 	{ "admin node undrain", VERB_ADMIN, "NODE", 1, 1, "give a host runs again", NULL, NO_OPTIONS, NULL, cmd_node_undrain },
 	{ "admin node revoke", VERB_ADMIN, "NODE", 1, 1, "shut a host out for good", NULL, NO_OPTIONS, NULL, cmd_node_revoke },
 	{ "admin provider set", VERB_ADMIN, "NAME", 1, 1, "add or change a model provider", NULL, OPTIONS(PROVIDER_SET_OPTIONS),
-			"ephemeral admin provider set openai --base-url https://api.openai.com/v1 --api-key-file key.txt",
+			"ephemeral admin provider set openai --api-key-file key.txt \\\n"
+			"  --base-url https://api.openai.com/v1",
 			cmd_provider_set },
 	{ "admin provider list", VERB_ADMIN, "", 0, 0, "list model providers", NULL, NO_OPTIONS, NULL, cmd_provider_list },
 	{ "admin model set", VERB_ADMIN, "PROVIDER/MODEL", 1, 1, "add or change a model", NULL, OPTIONS(MODEL_SET_OPTIONS),
