@@ -12,6 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+struct evbuffer;
 struct event_base;
 struct evhttp_request;
 struct httpd;
@@ -54,6 +55,9 @@ const char *http_query(const struct http_req *r, const char *name, int *count);
 size_t http_query_size(const struct http_req *r);
 void http_query_at(const struct http_req *r, size_t i, const char **name, const char **value);
 const uint8_t *http_body(const struct http_req *r, size_t *n); /* contiguous, valid until the reply */
+size_t http_body_size(const struct http_req *r);
+/* The body, taken out without copying it: the caller's (evbuffer_free), on any thread. NULL: no memory, and it stays. */
+struct evbuffer *http_take_body(struct http_req *r);
 const char *http_peer(const struct http_req *r);               /* address text */
 void *http_user(const struct http_req *r);
 void http_set_user(struct http_req *r, void *user, void (*free_user)(void *user)); /* freed with the request */

@@ -217,6 +217,22 @@ const uint8_t *http_body(const struct http_req *r, size_t *n)
 	return p ? p : (const uint8_t *)"";
 }
 
+size_t http_body_size(const struct http_req *r)
+{
+	return r->ev ? evbuffer_get_length(evhttp_request_get_input_buffer(r->ev)) : 0;
+}
+
+struct evbuffer *http_take_body(struct http_req *r)
+{
+	struct evbuffer *out = evbuffer_new();
+
+	if (out && r->ev && evbuffer_add_buffer(out, evhttp_request_get_input_buffer(r->ev)) != 0) {
+		evbuffer_free(out);
+		out = NULL;
+	}
+	return out;
+}
+
 const char *http_peer(const struct http_req *r)
 {
 	return r->peer;
