@@ -78,7 +78,7 @@ static const struct config_key config_keys[] = {
 	NUMBER(start_wait_seconds, "30", 0, 3600, "seconds to wait for Postgres at start"),
 	NUMBER(stop_wait_seconds, "5", 0, 600, "seconds that requests under way get at SIGTERM"),
 
-	SWITCH(hide_node, "off", "leave the node's id out of what clients see"),
+	SWITCH(hide_node, "off", "leave the node's name and id out of what clients see (runs, events, receipts)"),
 	SWITCH(callback_http, "off", "allow http:// callback URLs beside https://"),
 	CHOICE(log_level, "info", "debug|info|warn|error", "least level that is logged", .reloadable = true),
 	SWITCH(log_json, "off", "log JSON lines instead of text", .reloadable = true),

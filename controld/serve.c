@@ -109,6 +109,7 @@ static int open_database(struct service *s, struct err *e)
 		.retention_ms = c->retention_days * 86400 * 1000,
 		.max_queued_per_org = c->max_queued_per_org,
 		.max_running_per_org = c->max_running_per_org,
+		.hide_node = c->hide_node,
 	};
 	int applied = 0;
 

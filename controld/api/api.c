@@ -7,6 +7,7 @@
 #include "common/config.h"
 #include "common/log.h"
 #include "common/text.h"
+#include "common/worker.h"
 #include "secrets.h"
 
 #include <inttypes.h>
@@ -14,6 +15,7 @@
 #include <sys/resource.h>
 
 #define HEADERS_MAX (32 * 1024)
+#define WORKER_BYTES_MAX (128 * 1024 * 1024)
 #define CONNECTIONS_DEFAULT 12000
 #define BODY_BUDGET_DEFAULT_MIB 256
 #define DEADLINE_DEFAULT_S 30
@@ -21,21 +23,68 @@
 
 /* --- before the handler ------------------------------------------------------------------------------------------------- */
 
-static bool is_json_type(const char *content_type)
+/* The parameter at p, up to the next semicolon: true unless it is a charset other than UTF-8. */
+static bool charset_is_fine(const char *p)
 {
-	size_t n = strcspn(content_type, "; \t");
+	size_t n;
+	bool quoted;
 
-	return n == 16 && strncasecmp(content_type, "application/json", 16) == 0;
+	if (strncasecmp(p, "charset", 7) != 0)
+		return true;
+	if (p[7] != '=')
+		return false;
+	p += 8;
+	quoted = *p == '"';
+	p += quoted;
+	if (strncasecmp(p, "utf-8", 5) != 0 || (quoted && p[5] != '"'))
+		return false;
+	p += quoted ? 6 : 5;
+	n = strspn(p, " \t");
+	return p[n] == ';' || p[n] == '\0';
+}
+
+/* `application/json`, where a charset may say UTF-8 and nothing else: JSON has no other (RFC 8259). */
+static bool is_json_type(const char *type)
+{
+	size_t n = strcspn(type, "; \t");
+
+	if (n != 16 || strncasecmp(type, "application/json", 16) != 0)
+		return false;
+	for (type += n; *type; type += strcspn(type, ";")) {
+		type += strspn(type, "; \t");
+		if (!charset_is_fine(type))
+			return false;
+	}
+	return true;
+}
+
+/* True when the headers that say what the body is are there once and right; else r is answered. */
+static bool type_is_fine(struct api_req *r)
+{
+	const char *type = http_header(r->http, "Content-Type"), *coding = http_header(r->http, "Content-Encoding");
+
+	if (http_header_count(r->http, "Content-Type") > 1 || http_header_count(r->http, "Content-Encoding") > 1) {
+		api_problem(r, PROBLEM_UNSUPPORTED_MEDIA_TYPE,
+				"Content-Type or Content-Encoding stands there more than once; send `Content-Type: "
+				"application/json` once.");
+	} else if (!type || !is_json_type(type)) {
+		api_problem(r, PROBLEM_UNSUPPORTED_MEDIA_TYPE,
+				"The body is %s%.100s; send JSON in UTF-8 with `Content-Type: application/json`.",
+				type ? "of type " : "without a Content-Type", type ? type : "");
+	} else if (coding && strcasecmp(coding, "identity") != 0) {
+		api_problem(r, PROBLEM_UNSUPPORTED_MEDIA_TYPE, "The body has Content-Encoding %.60s; send it uncompressed.",
+				coding);
+	} else {
+		return true;
+	}
+	return false;
 }
 
 /* True when the body is of the size and kind that the route takes; else r is answered. */
 static bool body_is_fine(struct api_req *r)
 {
-	const char *type = http_header(r->http, "Content-Type");
-	const char *coding = http_header(r->http, "Content-Encoding");
-	size_t n;
+	const size_t n = http_body_size(r->http);
 
-	http_body(r->http, &n);
 	if (r->route->content == CONTENT_NONE) {
 		if (n == 0)
 			return true;
@@ -46,20 +95,9 @@ static bool body_is_fine(struct api_req *r)
 		api_problem(r, PROBLEM_TOO_LARGE, "The body has %zu bytes; this call takes at most %zu.", n, r->route->body_max);
 		return false;
 	}
-	if (n == 0 && (r->route->content == CONTENT_JSON_OR_EMPTY || !type))
+	if (n == 0 && (r->route->content == CONTENT_JSON_OR_EMPTY || !http_header(r->http, "Content-Type")))
 		return true; /* a body that must be there is missed by its reader, which can say what belongs into it */
-	if (!type || !is_json_type(type)) {
-		api_problem(r, PROBLEM_UNSUPPORTED_MEDIA_TYPE,
-				"The body is %s%.100s; send JSON with `Content-Type: application/json`.",
-				type ? "of type " : "without a Content-Type", type ? type : "");
-		return false;
-	}
-	if (coding && strcasecmp(coding, "identity") != 0) {
-		api_problem(r, PROBLEM_UNSUPPORTED_MEDIA_TYPE, "The body has Content-Encoding %.60s; send it uncompressed.",
-				coding);
-		return false;
-	}
-	return true;
+	return type_is_fine(r);
 }
 
 static bool query_is_fine(struct api_req *r)
@@ -256,6 +294,8 @@ int api_start(const struct api_options *opt, struct api **out, struct err *e)
 		err_set(e, ERR_NOMEM, "memory is short");
 		goto fail;
 	}
+	if (worker_new(opt->base, WORKER_BYTES_MAX, &a->worker, e) == -1)
+		goto fail;
 	if (open_listener(a, opt->listen, handle_member, &a->member, a->address, e) == -1) {
 		err_wrap(e, "listen");
 		goto fail;
@@ -322,6 +362,7 @@ void api_free(struct api *a)
 		httpd_free(a->member);
 	if (a->operator_)
 		httpd_free(a->operator_); /* both told each open request that its client is gone */
+	worker_free(a->worker);           /* what it held was of requests that are gone */
 	check_warn(a->requests == NULL);
 	auth_cache_free(a->auth);
 	free(a);

@@ -41,6 +41,7 @@ struct api {
 	size_t stream_max;
 	struct event_stream *streams;
 	struct run_wait *waits;
+	struct worker *worker; /* reads large bodies */
 	bool draining;
 };
 
@@ -52,11 +53,14 @@ struct api_req {
 	enum api_listener listener;
 	struct route_params params;
 	struct store_principal who; /* set before the handler when the route needs a key */
-	char id[ID_MAX];            /* answered as Request-Id and request_id */
-	unsigned holds;             /* store callbacks that are still to come */
-	void *state;                /* the handler's own; freed with the request */
+	uint8_t key_hash[SECRETS_HASH_LEN];
+	char id[ID_MAX]; /* answered as Request-Id and request_id */
+	unsigned holds;  /* store callbacks that are still to come */
+	void *state;     /* the handler's own; freed with the request */
 	void (*free_state)(void *state);
-	struct run_wait *wait;              /* runs_wait.c's, while it waits */
+	struct run_wait *wait;   /* runs_wait.c's, while it waits */
+	char waited_for[ID_MAX]; /* and what it answers with afterwards */
+	int waited_status;
 	void (*on_gone)(struct api_req *r); /* the client went away; may be NULL */
 };
 

@@ -22,6 +22,7 @@ struct auth_cache {
 /* What one request waits for. */
 struct asking {
 	struct api_req *r;
+	void (*then)(struct api_req *r);
 	uint8_t hash[SECRETS_HASH_LEN];
 	unsigned cleared;
 };
@@ -45,9 +46,24 @@ void auth_cache_clear(struct auth_cache *c)
 		c->entry[i].until_ms = 0;
 }
 
-static struct cached *place(struct auth_cache *c, const uint8_t hash[SECRETS_HASH_LEN])
+static size_t place(const uint8_t hash[SECRETS_HASH_LEN])
 {
-	return &c->entry[(hash[0] | hash[1] << 8) % AUTH_CACHE_SIZE];
+	return (size_t)(hash[0] | hash[1] << 8) % AUTH_CACHE_SIZE;
+}
+
+/* Found, and not too old; NULL else. */
+static const struct cached *fresh(const struct auth_cache *c, const uint8_t hash[SECRETS_HASH_LEN])
+{
+	const struct cached *at = &c->entry[place(hash)];
+
+	return at->until_ms > clock_boot_ms() && secrets_equal(at->hash, hash, sizeof(at->hash)) ? at : NULL;
+}
+
+bool auth_cached(const struct auth_cache *c, const uint8_t hash[SECRETS_HASH_LEN])
+{
+	const struct cached *at = fresh(c, hash);
+
+	return at && at->who.result == STORE_AUTH_OK;
 }
 
 static void unauthorized(struct api_req *r, const char *why)
@@ -68,7 +84,7 @@ static bool role_is_enough(const struct store_principal *who, enum api_need need
 	return false;
 }
 
-static void go_on(struct api_req *r, const struct store_principal *who)
+static void go_on(struct api_req *r, const struct store_principal *who, void (*then)(struct api_req *r))
 {
 	switch (who->result) {
 	case STORE_AUTH_OK: break;
@@ -86,17 +102,18 @@ static void go_on(struct api_req *r, const struct store_principal *who)
 		return;
 	}
 	r->who = *who;
-	api_enter(r);
+	then(r);
 }
 
 static void on_principal(void *arg, const struct store_principal *p, const struct err *e)
 {
 	struct asking *ask = arg;
 	struct api_req *r = ask->r;
+	void (*then)(struct api_req * r) = ask->then;
 
 	/* Without a client the api itself may be gone. */
 	if (p && r->http && r->api->auth->cleared == ask->cleared) {
-		struct cached *c = place(r->api->auth, ask->hash);
+		struct cached *c = &r->api->auth->entry[place(ask->hash)];
 
 		memcpy(c->hash, ask->hash, sizeof(c->hash));
 		c->who = *p;
@@ -105,7 +122,7 @@ static void on_principal(void *arg, const struct store_principal *p, const struc
 	free(ask);
 	r = api_back(r, e);
 	if (r && p)
-		go_on(r, p);
+		go_on(r, p, then);
 }
 
 /* The key in `Authorization: Bearer KEY`, or NULL after the answer. */
@@ -144,34 +161,40 @@ static const char *bearer(struct api_req *r)
 	return h;
 }
 
-void auth_check(struct api_req *r)
+void auth_check_again(struct api_req *r, void (*then)(struct api_req *r))
 {
 	const char *key = bearer(r);
+	const struct cached *c;
 	struct asking *ask;
-	struct cached *c;
 	struct err e;
 	int rc;
 
 	if (!key)
 		return;
+	secrets_key_hash(r->api->opt.secrets, key, r->key_hash);
+	c = fresh(r->api->auth, r->key_hash);
+	if (c) {
+		struct store_principal who = c->who; /* the handler may empty the cache */
+
+		go_on(r, &who, then);
+		return;
+	}
 	ask = calloc(1, sizeof(*ask));
 	if (!ask) {
 		api_problem(r, PROBLEM_UNAVAILABLE, "Memory is short; try again.");
 		return;
 	}
-	secrets_key_hash(r->api->opt.secrets, key, ask->hash);
-	c = place(r->api->auth, ask->hash);
-	if (c->until_ms > clock_boot_ms() && secrets_equal(c->hash, ask->hash, sizeof(c->hash))) {
-		struct store_principal who = c->who; /* the handler may empty the cache */
-
-		free(ask);
-		go_on(r, &who);
-		return;
-	}
+	memcpy(ask->hash, r->key_hash, sizeof(ask->hash));
+	ask->then = then;
 	ask->r = api_hold(r);
 	ask->cleared = r->api->auth->cleared;
 	rc = store_auth(r->api->opt.store, ask->hash, on_principal, ask, &e);
 	if (rc == -1)
 		free(ask);
 	api_asked(rc, r, &e);
+}
+
+void auth_check(struct api_req *r)
+{
+	auth_check_again(r, api_enter);
 }

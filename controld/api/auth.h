@@ -7,6 +7,7 @@
 #define CONTROLD_API_AUTH_H
 
 #include "common/error.h"
+#include "secrets.h"
 
 #include <stdbool.h>
 
@@ -22,7 +23,12 @@ void auth_cache_free(struct auth_cache *c);
 /* After a change to keys, organizations or roles. */
 void auth_cache_clear(struct auth_cache *c);
 
+/* True when a look-up of at most AUTH_CACHE_MS ago found this key good. */
+bool auth_cached(const struct auth_cache *c, const uint8_t hash[SECRETS_HASH_LEN]);
+
 /* Calls api_enter with r->who set when the key is good and its role enough; answers 401 or 403 when not. */
 void auth_check(struct api_req *r);
+/* The same for a request that was let in long ago: calls `then`, or answers 401 or 403. */
+void auth_check_again(struct api_req *r, void (*then)(struct api_req *r));
 
 #endif

@@ -108,15 +108,8 @@ int64_t body_int(struct body *b, const char *name, int64_t min, int64_t max, int
 
 	if (!v)
 		return fallback;
-	if (json_type(v) != JSON_INT) {
-		field_bad(&b->errors, &at, "is of type %s, but must be a whole number", json_type_name(json_type(v)));
-		return fallback;
-	}
-	if (json_as_int(v) < min || json_as_int(v) > max) {
-		field_bad(&b->errors, &at, "is %" PRId64 ", but must be from %" PRId64 " to %" PRId64, json_as_int(v), min, max);
-		return fallback;
-	}
-	return json_as_int(v);
+	field_int(&b->errors, &at, v, min, max, &fallback);
+	return fallback;
 }
 
 int body_flag(struct body *b, const char *name)

@@ -21,8 +21,9 @@
 
 struct event_stream {
 	struct api *api;
-	struct http_req *http; /* NULL once closed; then it is freed as soon as no read is under way */
+	struct http_req *http; /* NULL once closed; then it is freed as soon as nothing is asked of the store */
 	char run_id[ID_MAX], org_id[ID_MAX];
+	uint8_t key_hash[SECRETS_HASH_LEN];
 	struct store_sub *sub;
 	struct event *timer;
 	struct stream_seen seen;
@@ -83,7 +84,7 @@ static void stream_go_on(struct event_stream *s);
 
 static void stream_free_if_done(struct event_stream *s)
 {
-	if (!s->http && !s->seen.reading)
+	if (!s->http && !s->seen.reading && !s->seen.checking)
 		free(s);
 }
 
@@ -203,6 +204,31 @@ static void stream_read(struct event_stream *s)
 	stream_cut(s, "store");
 }
 
+/* A key that was revoked, ran out, or whose organization was disabled: the stream ends, and its client is told when it comes back.
+ */
+static void on_checked(void *arg, const struct store_principal *p, const struct err *e)
+{
+	struct event_stream *s = arg;
+
+	s->seen.checking = false;
+	if (!s->http) {
+		stream_free_if_done(s);
+	} else if (!e && p->result != STORE_AUTH_OK) {
+		log_info("event stream ended run=%s after=%" PRId64 " reason=key", s->run_id, s->seen.cursor);
+		stream_end(s);
+	}
+}
+
+static void stream_check(struct event_stream *s)
+{
+	struct err e;
+
+	s->seen.checked_ms = s->seen.now_ms;
+	if (auth_cached(s->api->auth, s->key_hash))
+		return;
+	s->seen.checking = store_auth(s->api->opt.store, s->key_hash, on_checked, s, &e) == 0;
+}
+
 static void stream_sleep(struct event_stream *s, enum stream_step step)
 {
 	int64_t ms = stream_sleep_ms(&s->seen, step);
@@ -218,6 +244,8 @@ static void stream_go_on(struct event_stream *s)
 	enum stream_step step;
 
 	seen->now_ms = clock_boot_ms();
+	if (stream_check_due(seen))
+		stream_check(s);
 	seen->queued = http_stream_queued(s->http);
 	if (seen->queued <= STREAM_LOW_BYTES)
 		seen->backlog_since_ms = 0;
@@ -279,6 +307,7 @@ static void stream_start(struct api_req *r, int64_t after, const struct store_ev
 	s->api = a;
 	memcpy(s->run_id, api_param(r, 0), strlen(api_param(r, 0)) + 1);
 	memcpy(s->org_id, r->who.org_id, sizeof(s->org_id));
+	memcpy(s->key_hash, r->key_hash, sizeof(s->key_hash));
 	s->next = a->streams;
 	s->prev = &a->streams;
 	if (s->next)
@@ -292,7 +321,7 @@ static void stream_start(struct api_req *r, int64_t after, const struct store_ev
 	http_on_close(s->http, on_stream_close, s);
 	http_stream_start(s->http, 200, "text/event-stream");
 	http_stream_write(s->http, FIRST_BYTES, sizeof(FIRST_BYTES) - 1);
-	s->seen.last_write_ms = clock_boot_ms();
+	s->seen.last_write_ms = s->seen.checked_ms = clock_boot_ms();
 	/* Events that came between the first read and the subscription had no hint. */
 	s->seen.hint = true;
 	stream_take(s, ev);

@@ -243,6 +243,7 @@ void operator_credit(struct api_req *r)
 	char key[RUN_IDEMPOTENCY_MAX + 1] = "";
 	struct buf canonical = BUF_INIT(128 * 1024);
 	uint8_t hash[SECRETS_HASH_LEN] = { 0 };
+	struct pointer at = { .up = NULL, .key = "amount_micros" };
 	struct body b;
 	int64_t amount;
 	struct err e;
@@ -256,14 +257,10 @@ void operator_credit(struct api_req *r)
 	if (header && (http_header_count(r->http, "Idempotency-Key") > 1 || !idempotency_key_read(header, key)))
 		header_bad(&b.errors, "Idempotency-Key", "must be sent once, as 1 to %d visible ASCII characters",
 				RUN_IDEMPOTENCY_MAX);
+	if (amount == 0 && !field_errors_any(&b.errors))
+		field_bad(&b.errors, &at, "is 0, but must be a positive amount (a deposit) or a negative one (an adjustment)");
 	if (!body_ok(&b, r))
 		return;
-	if (amount == 0) {
-		body_free(&b);
-		api_problem(r, PROBLEM_INVALID_REQUEST,
-				"amount_micros must not be 0; a positive one is a deposit, a negative one an adjustment.");
-		return;
-	}
 	if (!json_canonical(b.doc, &canonical)) {
 		api_problem(r, PROBLEM_UNAVAILABLE, "Memory is short; send the request again.");
 	} else {
@@ -286,12 +283,33 @@ void operator_key_create(struct api_req *r)
 		key_create_answer(r, id);
 }
 
-void operator_key_list(struct api_req *r)
+/* A list of nothing and a list of nobody's are not the same: the organization is looked up first. */
+static void on_list_of(void *arg, const struct store_orgs *o, const struct err *e)
+{
+	struct api_req *r = api_back(arg, e);
+
+	if (!r)
+		return;
+	if (o->count == 0)
+		api_problem(r, PROBLEM_NOT_FOUND, "There is no such organization.");
+	else if (r->route->handle == operator_key_list)
+		key_list_answer(r, api_param(r, 0));
+	else
+		member_list_answer(r, api_param(r, 0));
+}
+
+static void list_of(struct api_req *r)
 {
 	const char *id = org_id(r);
+	struct err e;
 
 	if (id)
-		key_list_answer(r, id);
+		api_asked(store_org_get(r->api->opt.store, id, on_list_of, api_hold(r), &e), r, &e);
+}
+
+void operator_key_list(struct api_req *r)
+{
+	list_of(r);
 }
 
 /* The operator may take the last admin key away. */
@@ -316,8 +334,5 @@ void operator_member_create(struct api_req *r)
 
 void operator_member_list(struct api_req *r)
 {
-	const char *id = org_id(r);
-
-	if (id)
-		member_list_answer(r, id);
+	list_of(r);
 }

@@ -5,6 +5,7 @@
 #include "common/text.h"
 
 #include <ctype.h>
+#include <inttypes.h>
 #include <stdlib.h>
 
 #define POINTER_MAX 1024 /* a longer way is shown as the whole body */
@@ -207,6 +208,31 @@ void header_bad(struct field_errors *fe, const char *name, const char *fmt, ...)
 	va_start(ap, fmt);
 	field_put(fe, FIELD_HEADER, false, NULL, name, fmt, ap);
 	va_end(ap);
+}
+
+bool field_int(struct field_errors *fe, const struct pointer *at, const struct json *v, int64_t min, int64_t max, int64_t *out)
+{
+	const char *shown;
+
+	if (json_type(v) == JSON_DECIMAL) {
+		shown = json_as_text(v);
+		field_bad(fe, at,
+				"is %.32s%s, but must be a whole number from %" PRId64 " to %" PRId64
+				", written without a fraction or exponent",
+				shown, strlen(shown) > 32 ? "..." : "", min, max);
+		return false;
+	}
+	if (json_type(v) != JSON_INT) {
+		field_bad(fe, at, "is of type %s, but must be a whole number from %" PRId64 " to %" PRId64,
+				json_type_name(json_type(v)), min, max);
+		return false;
+	}
+	if (json_as_int(v) < min || json_as_int(v) > max) {
+		field_bad(fe, at, "is %" PRId64 ", but must be from %" PRId64 " to %" PRId64, json_as_int(v), min, max);
+		return false;
+	}
+	*out = json_as_int(v);
+	return true;
 }
 
 /* One step of a JSON pointer in a URI fragment: ~ and / escaped, then what a fragment may not hold as %XX. */

@@ -9,6 +9,9 @@
 #include "common/error.h"
 
 #include <stdbool.h>
+#include <stdint.h>
+
+struct json;
 
 /* name, spelling in the type's URI, status, title, what it means and what to do (GET /problems/<name>) */
 #define PROBLEM_TABLE(X)                                                                                                           \
@@ -116,6 +119,8 @@ void field_bad(struct field_errors *fe, const struct pointer *at, const char *fm
 void field_later(struct field_errors *fe, const struct pointer *at, const char *fmt, ...) EPH_PRINTF(3, 4);
 void query_bad(struct field_errors *fe, const char *name, const char *fmt, ...) EPH_PRINTF(3, 4);
 void header_bad(struct field_errors *fe, const char *name, const char *fmt, ...) EPH_PRINTF(3, 4);
+/* The whole number v into *out; false, with what is wrong said, when it is none or out of range. */
+bool field_int(struct field_errors *fe, const struct pointer *at, const struct json *v, int64_t min, int64_t max, int64_t *out);
 /* "#/metadata/a~1b" as RFC 6901 says for a URI fragment. */
 bool pointer_print(const struct pointer *at, struct buf *out);
 

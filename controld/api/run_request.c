@@ -29,32 +29,6 @@ static bool want_type(struct reading *r, const struct json *v, enum json_type ty
 	return false;
 }
 
-static bool read_int(struct reading *r, const struct json *v, const struct pointer *at, int64_t min, int64_t max, int64_t *out)
-{
-	const char *shown;
-
-	if (json_type(v) == JSON_DECIMAL) {
-		shown = json_as_text(v);
-		field_bad(r->errors, at,
-				"is %.32s%s, but must be a whole number from %" PRId64 " to %" PRId64
-				", written without a fraction or "
-				"exponent",
-				shown, strlen(shown) > 32 ? "..." : "", min, max);
-		return false;
-	}
-	if (json_type(v) != JSON_INT) {
-		field_bad(r->errors, at, "is of type %s, but must be a whole number from %" PRId64 " to %" PRId64,
-				json_type_name(json_type(v)), min, max);
-		return false;
-	}
-	if (json_as_int(v) < min || json_as_int(v) > max) {
-		field_bad(r->errors, at, "is %" PRId64 ", but must be from %" PRId64 " to %" PRId64, json_as_int(v), min, max);
-		return false;
-	}
-	*out = json_as_int(v);
-	return true;
-}
-
 size_t utf8_length(const char *s, size_t n)
 {
 	size_t i, count = 0;
@@ -153,17 +127,17 @@ static void read_model(struct reading *r, const struct json *v, const struct poi
 
 static void read_timeout(struct reading *r, const struct json *v, const struct pointer *at)
 {
-	read_int(r, v, at, 1, r->limits->max_timeout_seconds, &r->rq->timeout_seconds);
+	field_int(r->errors, at, v, 1, r->limits->max_timeout_seconds, &r->rq->timeout_seconds);
 }
 
 static void read_max_cost(struct reading *r, const struct json *v, const struct pointer *at)
 {
-	read_int(r, v, at, 1, r->limits->max_cost_micros, &r->rq->max_cost_micros);
+	field_int(r->errors, at, v, 1, r->limits->max_cost_micros, &r->rq->max_cost_micros);
 }
 
 static void read_max_model_calls(struct reading *r, const struct json *v, const struct pointer *at)
 {
-	read_int(r, v, at, 1, RUN_MODEL_CALLS_MAX, &r->rq->max_model_calls);
+	field_int(r->errors, at, v, 1, RUN_MODEL_CALLS_MAX, &r->rq->max_model_calls);
 }
 
 static void read_size(struct reading *r, const struct json *v, const struct pointer *at)

@@ -1,37 +1,23 @@
 /*
- * POST /v1/runs: the checks that need the database, the create, the answer. run_request.c has read the body; the store does the
- * rest in one transaction. Runs on the loop, does not block.
+ * POST /v1/runs: the checks that need the database, the create, the answer. create.c reads the body, a large one on the worker's
+ * thread; the store does the rest in one transaction. Runs on the loop, does not block.
+ *
+ *   body -> model and cap -> (with files: judge, then the files) -> create -> answer
+ *              \-> no: judge, where there is a key: a repeated request gets its run whatever has changed since
  */
-#include "api_internal.h"
+#include "create.h"
 
 #include "common/log.h"
 #include "common/price.h"
 #include "common/text.h"
 #include "proto/tools.h"
-#include "run_render.h"
-#include "secrets.h"
 
 #include <inttypes.h>
-#include <sodium.h>
-#include <stdlib.h>
 
-#define ECHO_MAX (2 * 1024 * 1024) /* the request without its files' contents */
 #define PREFER_WAIT_MAX 60
 #define QUEUE_FULL_RETRY_S 5
-
-struct creation {
-	struct run_request *rq;
-	int64_t wait_seconds; /* Prefer: wait=N; 0 = none */
-	int64_t cap_micros;
-};
-
-static void creation_free(void *state)
-{
-	struct creation *c = state;
-
-	run_request_free(c->rq);
-	free(c);
-}
+#define INLINE_BODY_MAX (64 * 1024)         /* read on the loop: well below a millisecond */
+#define LARGE_BYTES_MAX (128 * 1024 * 1024) /* bodies above that, of all creates under way */
 
 /* Prefer is a wish: what cannot be read is ignored, as RFC 7240 says. */
 static int64_t prefer_wait(const char *h)
@@ -60,30 +46,11 @@ static int64_t prefer_wait(const char *h)
 	return 0;
 }
 
-static void problem_at(struct api_req *r, const char *field, const char *fmt, ...) EPH_PRINTF(3, 4);
-
-/* A 400 for one field that only the database could judge. */
-static void problem_at(struct api_req *r, const char *field, const char *fmt, ...)
-{
-	struct pointer at = { .up = NULL, .key = field };
-	struct field_errors fe;
-	char text[512];
-	va_list ap;
-
-	va_start(ap, fmt);
-	if (vsnprintf(text, sizeof(text), fmt, ap) < 0)
-		text[0] = '\0';
-	va_end(ap);
-	field_errors_init(&fe);
-	field_bad(&fe, &at, "%s", text);
-	api_problem_fields(r, &fe);
-}
-
 /* --- the end: what the store says --------------------------------------------------------------------------------------- */
 
 static void answer_created(struct api_req *r, const struct store_create *c)
 {
-	struct creation *cr = r->state;
+	const struct creation *cr = r->state;
 	char text[128];
 
 	if (text_fmt(text, sizeof(text), "/v1/runs/%s", c->run_id))
@@ -128,22 +95,10 @@ static void rate_limit(struct api_req *r, int64_t limit)
 		api_header(r, "RateLimit", text);
 }
 
-static void on_create(void *arg, const struct store_create *c, const struct err *e)
+static void answer_result(struct api_req *r, const struct store_create *c)
 {
-	struct api_req *r = arg;
-	struct creation *cr = r->state;
+	const struct creation *cr = r->state;
 
-	if (e && e->code == ERR_CONFLICT && cr->rq->idempotency_key[0] && r->http) {
-		/* Its row is locked by a request with the same key that takes long. */
-		r = api_back(arg, NULL);
-		if (r)
-			api_problem(r, PROBLEM_IDEMPOTENCY_IN_PROGRESS,
-					"A request with this Idempotency-Key is still in progress; send it again.");
-		return;
-	}
-	r = api_back(arg, e);
-	if (!r)
-		return;
 	switch (c->result) {
 	case STORE_CREATED:
 	case STORE_REPLAYED: answer_created(r, c); return;
@@ -168,14 +123,18 @@ static void on_create(void *arg, const struct store_create *c, const struct err 
 	case STORE_NO_NODE:
 		api_retry_after(r, 30);
 		api_problem(r, PROBLEM_NO_NODE,
-				"No host could ever run size %s%s. Ask for another size, or have the operator add a host "
-				"(ephemeral admin node token)%s.",
-				api_size_name(cr->rq->size), r->who.allow_emulated ? "" : " with hardware isolation (KVM)",
-				r->who.allow_emulated ? "" : " or allow your organization emulated ones (allow_emulated)");
+				"No host could ever run size %s (%u MiB, %u vCPU)%s. Ask for another size, or have the operator "
+				"add a host (ephemeral admin node token)%s%s%s.",
+				api_size_name(cr->rq->size), r->api->opt.sizes[cr->rq->size].memory_mib,
+				r->api->opt.sizes[cr->rq->size].vcpus,
+				r->who.allow_emulated ? "" : " with hardware isolation (KVM)",
+				r->who.allow_emulated ? "" : " or allow your organization emulated ones (ephemeral admin org set ",
+				r->who.allow_emulated ? "" : r->who.org_id, r->who.allow_emulated ? "" : " --allow-emulated yes)");
 		return;
 	case STORE_ORG_DISABLED:
 		api_problem(r, PROBLEM_FORBIDDEN, "Your organization is disabled. Ask the operator of this service.");
 		return;
+	case STORE_ADMISSIBLE: break;
 	}
 	api_problem(r, PROBLEM_INTERNAL, "The service made a mistake. Tell the operator this request_id.");
 }
@@ -194,23 +153,21 @@ static void fill_lists(const struct run_request *rq, struct store_file *files, s
 		pairs[i] = (struct store_pair){ .key = rq->metadata[i].key, .value = rq->metadata[i].value };
 }
 
-static void create_with(struct api_req *r, const struct store_model *m, const char *echo, size_t echo_len,
-		const uint8_t identity[SECRETS_HASH_LEN])
+/* What the store needs to judge a create; `create_now` adds what it needs to make one. */
+static struct store_run_new what_is_asked(const struct api_req *r)
 {
-	struct creation *cr = r->state;
+	const struct creation *cr = r->state;
 	const struct run_request *rq = cr->rq;
-	struct store_file files[RUN_FILES_MAX];
-	struct store_pair pairs[RUN_METADATA_MAX];
 	struct store_run_new n = {
 		.org_id = r->who.org_id,
 		.key_id = r->who.key_id,
 		.member_id = r->who.member_id,
 		.idempotency_key = rq->idempotency_key[0] ? rq->idempotency_key : NULL,
-		.request_json = echo,
+		.request_json = (const char *)cr->echo.data,
 		.prompt = rq->prompt,
 		.prompt_len = rq->prompt_len,
-		.model = m->spec.id,
-		.price = m->price,
+		.model = cr->model,
+		.price = cr->price,
 		.cap_micros = cr->cap_micros,
 		.timeout_s = (uint32_t)rq->timeout_seconds,
 		.max_model_calls = (uint32_t)rq->max_model_calls,
@@ -219,35 +176,106 @@ static void create_with(struct api_req *r, const struct store_model *m, const ch
 		.size = api_size_name(rq->size),
 		.shell = rq->shell,
 		.allow_emulated = r->who.allow_emulated,
-		.metadata = pairs,
-		.metadata_count = rq->metadata_count,
-		.files = files,
-		.file_count = rq->file_count,
 	};
+
+	memcpy(n.idempotency_hash, cr->identity, sizeof(n.idempotency_hash));
+	memcpy(n.request_hash, cr->request_hash, sizeof(n.request_hash));
+	return n;
+}
+
+static void on_create(void *arg, const struct store_create *c, const struct err *e)
+{
+	struct api_req *r = arg;
+	const struct creation *cr = r->state;
+
+	if (e && e->code == ERR_CONFLICT && cr->rq->idempotency_key[0] && r->http) {
+		/* Its row is locked by a request with the same key that takes long. */
+		r = api_back(arg, NULL);
+		if (r)
+			api_problem(r, PROBLEM_IDEMPOTENCY_IN_PROGRESS,
+					"A request with this Idempotency-Key is still in progress; send it again.");
+		return;
+	}
+	r = api_back(arg, e);
+	if (r)
+		answer_result(r, c);
+}
+
+static void create_now(struct api_req *r)
+{
+	const struct run_request *rq = ((struct creation *)r->state)->rq;
+	struct store_file files[RUN_FILES_MAX];
+	struct store_pair pairs[RUN_METADATA_MAX];
+	struct store_run_new n = what_is_asked(r);
 	struct err e;
 
-	memcpy(n.idempotency_hash, identity, sizeof(n.idempotency_hash));
-	crypto_hash_sha256(n.request_hash, (const uint8_t *)echo, echo_len);
+	n.metadata = pairs;
+	n.metadata_count = rq->metadata_count;
+	n.files = files;
+	n.file_count = rq->file_count;
 	fill_lists(rq, files, pairs);
 	api_asked(store_run_create(r->api->opt.store, &n, on_create, api_hold(r), &e), r, &e);
 }
 
-static void create_now(struct api_req *r, const struct store_model *m)
-{
-	const struct run_request *rq = ((struct creation *)r->state)->rq;
-	struct buf echo = BUF_INIT(ECHO_MAX), identity = BUF_INIT(2 * RUN_BODY_MAX);
-	uint8_t hash[SECRETS_HASH_LEN] = { 0 };
+/* --- asking the store before anything is stored or refused ---------------------------------------------------------------- */
 
-	if (!run_request_echo(rq, &echo) || !buf_cstr(&echo) || (rq->idempotency_key[0] && !run_request_identity(rq, &identity))) {
-		api_problem(r, PROBLEM_UNAVAILABLE, "Memory is short; send the request again.");
-	} else {
-		if (rq->idempotency_key[0])
-			secrets_body_hash(r->api->opt.secrets, identity.data, identity.len, hash);
-		create_with(r, m, (const char *)echo.data, echo.len, hash);
-	}
-	buf_free(&echo);
-	buf_free(&identity);
+/* The errors are the request's own and go with it: they are answered from a copy. */
+static void answer_errors(struct api_req *r)
+{
+	struct creation *cr = r->state;
+	struct field_errors fe = cr->errors;
+
+	field_errors_init(&cr->errors);
+	api_problem_fields(r, &fe);
 }
+
+static void on_judged(void *arg, const struct store_create *c, const struct err *e)
+{
+	struct api_req *r = api_back(arg, e);
+	const struct creation *cr = r ? r->state : NULL;
+
+	if (!r)
+		return;
+	if (cr->refused && c->result != STORE_REPLAYED && c->result != STORE_IDEMPOTENCY_MISMATCH)
+		answer_errors(r);
+	else if (c->result == STORE_ADMISSIBLE)
+		create_now(r);
+	else
+		answer_result(r, c);
+}
+
+static void judge(struct api_req *r)
+{
+	struct store_run_new n = what_is_asked(r);
+	struct err e;
+
+	api_asked(store_run_judge(r->api->opt.store, &n, on_judged, api_hold(r), &e), r, &e);
+}
+
+static void refuse_at(struct api_req *r, const char *field, const char *fmt, ...) EPH_PRINTF(3, 4);
+
+/* A 400 for one field that only the database could judge. What it says may have changed since a request was answered: one that is
+ * repeated with its key gets its run, so the key is looked up first. */
+static void refuse_at(struct api_req *r, const char *field, const char *fmt, ...)
+{
+	struct creation *cr = r->state;
+	struct pointer at = { .up = NULL, .key = field };
+	char text[512];
+	va_list ap;
+
+	va_start(ap, fmt);
+	if (vsnprintf(text, sizeof(text), fmt, ap) < 0)
+		text[0] = '\0';
+	va_end(ap);
+	field_bad(&cr->errors, &at, "%s", text);
+	cr->refused = true;
+	if (cr->rq->idempotency_key[0])
+		judge(r);
+	else
+		answer_errors(r);
+}
+
+/* --- the model ---------------------------------------------------------------------------------------------------------------- */
 
 /* The first call must be payable, or the run would end before it began. */
 static int64_t minimum_cap(const struct store_model *m, const struct run_request *rq)
@@ -262,70 +290,137 @@ static int64_t minimum_cap(const struct store_model *m, const struct run_request
 			call_ms < m->spec.call_timeout_ms ? call_ms : m->spec.call_timeout_ms);
 }
 
+/* False: r is answered, or will be. */
+static bool model_is_fine(struct api_req *r, const struct store_models *models)
+{
+	const struct creation *cr = r->state;
+	const struct store_model *m = &models->models[0];
+	int64_t minimum;
+
+	if (models->count == 0) {
+		refuse_at(r, "model", "is %.128s, which is no model here; GET /v1/models lists them", cr->model);
+		return false;
+	}
+	if (!m->priced) {
+		refuse_at(r, "model",
+				"is %.128s, which has no price yet, so nothing can be reserved for it; choose another or ask the "
+				"operator",
+				cr->model);
+		return false;
+	}
+	minimum = minimum_cap(m, cr->rq);
+	if (cr->cap_micros < minimum) {
+		refuse_at(r, "max_cost_micros",
+				"is %" PRId64 "%s, but one call of %.128s with this prompt needs at least %" PRId64
+				"; raise it or choose a cheaper model",
+				cr->cap_micros, cr->rq->max_cost_micros ? "" : " (the default)", cr->model, minimum);
+		return false;
+	}
+	return true;
+}
+
 static void on_model(void *arg, const struct store_models *models, const struct err *e)
 {
 	struct api_req *r = api_back(arg, e);
 	struct creation *cr = r ? r->state : NULL;
-	const struct store_model *m;
-	const char *wanted;
-	int64_t minimum;
 
-	if (!r)
+	if (!r || !model_is_fine(r, models))
 		return;
-	wanted = cr->rq->model ? cr->rq->model : r->who.default_model;
-	if (models->count == 0) {
-		problem_at(r, "model", "is %.128s, which is no model here; GET /v1/models lists them", wanted);
-		return;
-	}
-	m = &models->models[0];
-	if (!m->priced) {
-		problem_at(r, "model",
-				"is %.128s, which has no price yet, so nothing can be reserved for it; choose another or ask the "
-				"operator",
-				wanted);
-		return;
-	}
-	minimum = minimum_cap(m, cr->rq);
-	if (cr->cap_micros < minimum) {
-		problem_at(r, "max_cost_micros",
-				"is %" PRId64 "%s, but one call of %.128s with this prompt needs at least %" PRId64
-				"; raise it or choose a cheaper model",
-				cr->cap_micros, cr->rq->max_cost_micros ? "" : " (the default)", wanted, minimum);
-		return;
-	}
-	create_now(r, m);
+	cr->price = models->models[0].price;
+	if (cr->rq->file_count > 0)
+		judge(r); /* so that what is refused leaves no files behind */
+	else
+		create_now(r);
 }
 
-void runs_create(struct api_req *r)
-{
-	struct creation *cr = calloc(1, sizeof(*cr));
-	struct field_errors fe;
-	struct err e;
-	const char *model;
-	size_t n;
-	const uint8_t *body = http_body(r->http, &n);
+/* --- from the body on --------------------------------------------------------------------------------------------------- */
 
-	if (!cr) {
-		api_problem(r, PROBLEM_UNAVAILABLE, "Memory is short; send the request again.");
+static void go_on(struct api_req *r)
+{
+	struct creation *cr = r->state;
+	const char *model;
+	struct err e;
+
+	if (field_errors_any(&cr->errors)) {
+		answer_errors(r);
 		return;
 	}
-	field_errors_init(&fe);
-	if (http_header_count(r->http, "Idempotency-Key") > 1)
-		header_bad(&fe, "Idempotency-Key", "stands there more than once; send it once");
-	if (run_request_parse(body, n, http_header(r->http, "Idempotency-Key"), &r->api->limits, &cr->rq, &fe) == -1) {
-		free(cr);
-		api_problem_fields(r, &fe);
+	if (cr->no_memory) {
+		api_problem(r, PROBLEM_UNAVAILABLE, "Memory is short; send the request again.");
 		return;
 	}
 	cr->wait_seconds = prefer_wait(http_header(r->http, "Prefer"));
 	cr->cap_micros = cr->rq->max_cost_micros      ? cr->rq->max_cost_micros
 			 : r->who.default_cost_micros ? r->who.default_cost_micros
 						      : r->api->opt.default_cost_micros;
-	api_set_state(r, cr, creation_free);
 	model = cr->rq->model ? cr->rq->model : r->who.default_model;
-	if (!*model) {
-		problem_at(r, "model", "is missing, and your organization has no default; GET /v1/models lists them");
+	if (!*model || !text_copy(cr->model, sizeof(cr->model), model)) {
+		refuse_at(r, "model", "is missing, and your organization has no default; GET /v1/models lists them");
 		return;
 	}
-	api_asked(store_model_get(r->api->opt.store, model, on_model, api_hold(r), &e), r, &e);
+	api_asked(store_model_get(r->api->opt.store, cr->model, on_model, api_hold(r), &e), r, &e);
+}
+
+static void read_there(struct worker_item *it)
+{
+	creation_read((struct creation *)(void *)it);
+}
+
+static void on_read(struct worker_item *it, bool ran)
+{
+	struct api_req *r = api_back(((struct creation *)(void *)it)->r, NULL);
+
+	(void)ran; /* when the worker ended before, the api has, and nobody is there to be answered */
+	if (r)
+		go_on(r);
+}
+
+/* Large bodies of all requests that wait for an answer: as much again is in memory for what was read of each. */
+static size_t large_bytes(const struct api *a)
+{
+	const struct api_req *q;
+	size_t sum = 0;
+
+	for (q = a->requests; q; q = q->next)
+		if (q->route && q->route->handle == runs_create && q->state)
+			sum += ((const struct creation *)q->state)->large;
+	return sum;
+}
+
+/* On the worker's thread, because the loop would stand still for as long as it takes. */
+static void read_elsewhere(struct api_req *r, size_t size)
+{
+	struct creation *cr = r->state;
+	struct api *a = r->api;
+
+	if (size <= LARGE_BYTES_MAX - large_bytes(a)) {
+		cr->item = (struct worker_item){ .weight = size, .run = read_there, .done = on_read };
+		cr->large = size;
+		api_hold(r);
+		if (worker_post(a->worker, &cr->item))
+			return;
+		r->holds--;
+	}
+	api_problem(r, PROBLEM_UNAVAILABLE,
+			"This server reads as many large requests as it may (%d MiB together). Send it again in a moment.",
+			LARGE_BYTES_MAX / 1024 / 1024);
+}
+
+void runs_create(struct api_req *r)
+{
+	const size_t size = http_body_size(r->http);
+	struct creation *cr = creation_new(r);
+
+	if (!cr) {
+		api_problem(r, PROBLEM_UNAVAILABLE, "Memory is short; send the request again.");
+		return;
+	}
+	if (http_header_count(r->http, "Idempotency-Key") > 1)
+		header_bad(&cr->errors, "Idempotency-Key", "stands there more than once; send it once");
+	if (size > INLINE_BODY_MAX) {
+		read_elsewhere(r, size);
+		return;
+	}
+	creation_read(cr);
+	go_on(r);
 }

@@ -218,6 +218,8 @@ static void put_hex(struct jw *w, const char *name, const uint8_t *p, size_t n)
 	jw_kstr(w, name, hex);
 }
 
+/* With hide_node the certificate cannot be checked any more, since it is over the id; what is left still proves that all that this
+ * key signed is of one host. */
 static void put_node(struct jw *w, const struct api *a, const struct store_receipt *rc)
 {
 	if (!rc->has_signature) {
@@ -225,7 +227,7 @@ static void put_node(struct jw *w, const struct api *a, const struct store_recei
 		return;
 	}
 	jw_kobject(w, "node");
-	jw_kstr(w, "id", rc->node_id);
+	jw_kstr(w, "id", a->opt.hide_node ? NULL : rc->node_id);
 	put_hex(w, "signature", rc->signature, sizeof(rc->signature));
 	put_hex(w, "receipt_key", rc->receipt_key, sizeof(rc->receipt_key));
 	put_hex(w, "receipt_key_signature", rc->receipt_sig, sizeof(rc->receipt_sig));

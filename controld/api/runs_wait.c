@@ -38,15 +38,20 @@ static void wait_drop(struct run_wait *w)
 	free(w);
 }
 
+static void answer(struct api_req *r)
+{
+	run_answer(r, r->waited_for, r->waited_status);
+}
+
+/* The key may have been taken away meanwhile: it is asked for again before anything is shown. */
 static void wait_over(struct run_wait *w)
 {
 	struct api_req *r = w->r;
-	char run_id[ID_MAX];
-	int status = w->status;
 
-	memcpy(run_id, w->run_id, sizeof(run_id));
+	memcpy(r->waited_for, w->run_id, sizeof(r->waited_for));
+	r->waited_status = w->status;
 	wait_drop(w);
-	run_answer(r, run_id, status);
+	auth_check_again(r, answer);
 }
 
 static void wait_read(struct run_wait *w);

@@ -3,6 +3,11 @@
 
 #include "common/text.h"
 
+bool stream_check_due(const struct stream_seen *s)
+{
+	return !s->checking && s->now_ms - s->checked_ms >= STREAM_KEY_MS;
+}
+
 enum stream_step stream_next(const struct stream_seen *s)
 {
 	if (s->complete && s->cursor >= s->head && !s->reading)
@@ -25,8 +30,12 @@ int64_t stream_sleep_ms(const struct stream_seen *s, enum stream_step step)
 {
 	int64_t left = s->last_write_ms + STREAM_HEARTBEAT_MS - s->now_ms;
 
+	int64_t check = s->checked_ms + STREAM_KEY_MS - s->now_ms;
+
 	if (step == STREAM_BACK_OFF)
 		return STREAM_POLL_MS;
+	if (!s->checking && check < left)
+		left = check;
 	return left > 1 ? left : 1;
 }
 

@@ -106,38 +106,39 @@ static void put_back(struct store *s, struct create *c)
 	q->waiting++;
 }
 
-static const struct {
-	const char *text;
-	enum store_create_result result;
-} results[] = {
-	{ "created", STORE_CREATED },
-	{ "replayed", STORE_REPLAYED },
-	{ "mismatch", STORE_IDEMPOTENCY_MISMATCH },
-	{ "insufficient", STORE_INSUFFICIENT },
-	{ "too_many_queued", STORE_TOO_MANY_QUEUED },
-	{ "no_node", STORE_NO_NODE },
-	{ "disabled", STORE_ORG_DISABLED },
+/*
+ * The files of a create that was refused after they were stored (store_run_judge had said yes a moment before): they go in an hour
+ * instead of a day. Not at once, because another create may just have found them there, and its run may be queued for a while.
+ */
+static const struct pg_stmt stmt_unwanted = {
+	.name = "file_unwanted",
+	.sql = "UPDATE chunk_files SET used_at_ms = least(used_at_ms, eph_now_ms() - 82800000) WHERE org_id = $1 AND sha256 = $2",
+	.nparams = 2,
 };
+
+static void files_unwanted(struct create *c)
+{
+	for (size_t i = 0; c->files && i < c->file_count; i++) {
+		struct params p = { .n = 0 };
+		struct err e;
+
+		params_text(&p, c->org_id);
+		params_bytes(&p, c->files[i].sha256, SHA256_LEN);
+		if (!c->s->money || pgev_exec(c->s->money, &stmt_unwanted, p.p, NULL, NULL, &e) != 0)
+			return;
+	}
+}
 
 /* True when the create is done with. */
 static bool take_row(struct create *c, const struct pg_rows *rows, int i)
 {
 	struct store_create out = { .result = STORE_IN_PROGRESS };
-	const char *text = pg_text(rows, i, 1);
 
-	if (strcmp(text, "again") == 0 && c->again < AGAIN_MAX)
+	if (strcmp(pg_text(rows, i, 1), "again") == 0 && c->again < AGAIN_MAX)
 		return false;
-	for (size_t k = 0; k < sizeof(results) / sizeof(results[0]); k++) {
-		if (strcmp(text, results[k].text) == 0)
-			out.result = results[k].result;
-	}
-	if (out.result == STORE_CREATED || out.result == STORE_REPLAYED) {
-		col_text(rows, i, 2, out.run_id, sizeof(out.run_id));
-		out.created_at_ms = pg_i64(rows, i, 3);
-	}
-	out.needed_micros = pg_i64(rows, i, 4);
-	out.available_micros = pg_i64(rows, i, 5);
-	out.limit = pg_i64(rows, i, 6);
+	create_result_read(rows, i, 1, &out);
+	if (out.result != STORE_CREATED && out.result != STORE_REPLAYED && out.result != STORE_IN_PROGRESS)
+		files_unwanted(c);
 	if (out.result == STORE_CREATED)
 		hub_queued(c->s, c->memory_mib, c->vcpus, c->emulated, 1);
 	create_result(c, &out);

@@ -77,17 +77,18 @@ void call_done_rows(void *arg, const struct pg_rows *rows, const char *sqlstate,
 /*
  * Short statements over many partitions: planning costs more than executing, so plans are made once; they are made when tables may
  * be empty, so they may not settle for walking whole tables; and what such plans are said to cost must not wake the compiler.
+ * ephemeral.hide_node is ours (0012): what the functions that write events ask.
  */
+#define SESSION                                                                                                                    \
+	"SELECT set_config('plan_cache_mode', 'force_generic_plan', false), set_config('enable_seqscan', 'off', false), "          \
+	"set_config('enable_bitmapscan', 'off', false), set_config('jit', 'off', false), set_config('ephemeral.hide_node', "
+
 static void on_connect(void *arg, struct pgev *pg)
 {
+	const struct store *s = arg;
 	struct err e;
 
-	(void)arg;
-	if (pgev_sql(pg,
-			    "SELECT set_config('plan_cache_mode', 'force_generic_plan', false), set_config('enable_seqscan', "
-			    "'off', false), "
-			    "set_config('enable_bitmapscan', 'off', false), set_config('jit', 'off', false)",
-			    NULL, NULL, &e) != 0)
+	if (pgev_sql(pg, s->opt.hide_node ? SESSION "'on', false)" : SESSION "'off', false)", NULL, NULL, &e) != 0)
 		log_warn("store: %s", e.text);
 }
 

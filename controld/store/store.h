@@ -65,6 +65,7 @@ struct store_options {
 	int64_t idempotency_ms;     /* how long a key is known; 24 h. 0 in any of these numbers: that default */
 	int64_t max_queued_per_org; /* for organizations that have no value of their own */
 	int64_t max_running_per_org;
+	bool hide_node; /* events that clients see do not name the node */
 };
 
 /* Opens four connections (they connect by themselves, later). The hooks may be NULL members. */
@@ -353,6 +354,7 @@ enum store_create_result {
 	STORE_TOO_MANY_QUEUED,      /* 429: limit */
 	STORE_NO_NODE,              /* 503 no-node: no enrolled node could ever serve it (size, isolation) */
 	STORE_ORG_DISABLED,         /* 403 */
+	STORE_ADMISSIBLE,           /* of store_run_judge only: it would be created */
 };
 struct store_create {
 	enum store_create_result result;
@@ -365,6 +367,10 @@ typedef void (*store_create_cb)(void *arg, const struct store_create *c, const s
 /* Stores files first (each once per organization and hash), then the run with its reservation, queue row and event 1 in one
  * transaction, which it shares with other creates of the same 2 ms. */
 int store_run_create(struct store *s, const struct store_run_new *r, store_create_cb cb, void *arg, struct err *e) EPH_MUST_CHECK;
+
+/* What a create would answer now, without making or storing anything: asked before files are stored, and for a key's first answer
+ * where a create would be refused without asking the store. Reads of `r` the organization, key, hash, cap, size and isolation. */
+int store_run_judge(struct store *s, const struct store_run_new *r, store_create_cb cb, void *arg, struct err *e) EPH_MUST_CHECK;
 
 struct store_run {
 	char id[ID_MAX], org_id[ID_MAX];

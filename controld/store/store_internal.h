@@ -85,6 +85,7 @@ struct call {
 		store_providers_cb providers;
 		store_models_cb models;
 		store_runs_cb runs;
+		store_create_cb create;
 		store_cancel_cb cancel;
 		store_receipt_cb receipt;
 		store_enrol_cb enrol;
@@ -132,6 +133,9 @@ void hub_queued(struct store *s, uint32_t memory_mib, uint32_t vcpus, bool emula
 int creates_new(struct store *s, struct creates **out, struct err *e) EPH_MUST_CHECK;
 void creates_free(
 		struct creates *c); /* what waits is answered ERR_UNAVAILABLE; what was sent was answered by its connection's end */
+
+/* run_judge.c: columns from `at` on: result, run_id, created_at_ms, needed, available, lim */
+void create_result_read(const struct pg_rows *rows, int row, int at, struct store_create *out);
 
 /* run_events.c */
 int batches_new(struct store *s, struct batches **out, struct err *e) EPH_MUST_CHECK;

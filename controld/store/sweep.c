@@ -19,7 +19,11 @@ static const struct pg_stmt stmt_clock = {
 
 #define SWEPT "SELECT coalesce(run_id, ''), outcome, coalesce(node_id, ''), memory_mib, vcpus, emulated FROM "
 
-static const struct pg_stmt stmt_queue = { .name = "sweep_queue", .sql = SWEPT "eph_sweep_queue($1, $2, $3)", .nparams = 3 };
+static const struct pg_stmt stmt_queue = {
+	.name = "sweep_queue",
+	.sql = SWEPT "eph_sweep_queue($1, $2, $3) UNION ALL " SWEPT "eph_sweep_disabled($3)",
+	.nparams = 3,
+};
 static const struct pg_stmt stmt_claimed = {
 	.name = "sweep_claimed", .sql = SWEPT "eph_sweep_claimed($1, $2, $3, $4)", .nparams = 4
 };

@@ -54,13 +54,28 @@ static void test_next(void **state)
 
 static void test_sleep(void **state)
 {
-	struct stream_seen s = { .now_ms = 6000, .last_write_ms = 1000 };
+	struct stream_seen s = { .now_ms = 6000, .last_write_ms = 1000, .checked_ms = 1000 };
 
 	(void)state;
 	assert_int_equal(stream_sleep_ms(&s, STREAM_WAIT), 10000);
 	assert_int_equal(stream_sleep_ms(&s, STREAM_BACK_OFF), STREAM_POLL_MS);
 	s.now_ms = 60000;
 	assert_int_equal(stream_sleep_ms(&s, STREAM_WAIT), 1);
+}
+
+/* However busy or quiet a stream is, its key is looked up every 15 s, and not twice at once. */
+static void test_key(void **state)
+{
+	struct stream_seen s = { .now_ms = 20000, .last_write_ms = 20000, .checked_ms = 10000 };
+
+	(void)state;
+	assert_false(stream_check_due(&s));
+	assert_int_equal(stream_sleep_ms(&s, STREAM_WAIT), 5000); /* sooner than the heartbeat */
+	s.now_ms = 25000;
+	assert_true(stream_check_due(&s));
+	s.checking = true;
+	assert_false(stream_check_due(&s));
+	assert_int_equal(stream_sleep_ms(&s, STREAM_WAIT), 10000);
 }
 
 static void test_seq(void **state)
@@ -102,6 +117,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_next),
 		cmocka_unit_test(test_sleep),
+		cmocka_unit_test(test_key),
 		cmocka_unit_test(test_seq),
 		cmocka_unit_test(test_type),
 	};
