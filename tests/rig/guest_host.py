@@ -109,10 +109,17 @@ def tsc_khz():
     page.write(b"\x0f\x31\x48\xc1\xe2\x20\x48\x09\xd0\xc3")  # rdtsc; rdx:rax -> rax; ret
     rdtsc = ctypes.CFUNCTYPE(ctypes.c_uint64)(ctypes.addressof(ctypes.c_char.from_buffer(page)))
     clock = time.CLOCK_MONOTONIC_RAW
-    t0, c0 = time.clock_gettime_ns(clock), rdtsc()
+
+    def sample():
+        """Both counters at one time: of many tries the one that was interrupted least."""
+        tries = [(time.clock_gettime_ns(clock), rdtsc(), time.clock_gettime_ns(clock)) for _ in range(100)]
+        before, count, after = min(tries, key=lambda t: t[2] - t[0])
+        return (before + after) // 2, count
+
+    t0, c0 = sample()
     while time.clock_gettime_ns(clock) - t0 < 50_000_000:
         pass
-    t1, c1 = time.clock_gettime_ns(clock), rdtsc()
+    t1, c1 = sample()
     return (c1 - c0) * 1_000_000 // (t1 - t0)
 
 
