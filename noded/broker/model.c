@@ -234,7 +234,7 @@ static int send_request(struct model *m, int64_t timeout_ms, struct err *e)
 static bool lay_body(struct model *m, const struct meter_plan *p)
 {
 	m->body.len = m->prefix_len;
-	m->stream = model_stream_new();
+	m->stream = model_stream_new(m->key);
 	m->status = 0;
 	m->retry_after_ms = -1;
 	m->stream_error = (struct err){ .code = ERR_NONE };

@@ -4,7 +4,6 @@
 #include "model_request.h"
 
 #include "common/clock.h"
-#include "common/json.h"
 #include "common/text.h"
 
 #include <time.h>
@@ -29,8 +28,7 @@ bool model_hide_key(char *text, size_t n, const char *key)
 	return found;
 }
 
-/* `error.message`, `error` or `message` of an object; NULL when there is none. */
-static const char *message_of(const struct json *v)
+const char *model_error_message(const struct json *v)
 {
 	const struct json *error = json_get(v, "error");
 	const char *text = json_get_text(error, "message");
@@ -40,17 +38,22 @@ static const char *message_of(const struct json *v)
 	return error != NULL && json_type(error) == JSON_STRING ? json_as_text(error) : json_get_text(v, "message");
 }
 
-/* Escaping may make four of each byte: a text full of control characters is shown shorter. */
-static void show(const char *text, size_t n, char out[321])
+void model_error_show(const char *text, size_t n, const char *key, char out[321])
 {
-	static const size_t tries[] = { SHOWN_MAX, 180, 70 };
+	static const size_t tries[] = { SHOWN_MAX, 180, 70 }; /* escaping may make four of each byte */
+	char copy[SHOWN_MAX + KEY_MAX];
 
+	if (n > sizeof(copy))
+		n = sizeof(copy);
+	if (n > 0)
+		memcpy(copy, text, n);
+	(void)model_hide_key(copy, n, key);
 	out[0] = '\0';
 	for (size_t i = 0; i < sizeof(tries) / sizeof(tries[0]) && n > 0 && out[0] == '\0'; i++) {
 		struct buf safe = BUF_INIT(320);
-		size_t take = text_utf8_border(text, n < tries[i] ? n : tries[i]);
+		size_t take = text_utf8_border(copy, n < tries[i] ? n : tries[i]);
 
-		if (!text_safe(&safe, text, take > 0 ? take : 1, false) || buf_cstr(&safe) == NULL ||
+		if (!text_safe(&safe, copy, take > 0 ? take : 1, false) || buf_cstr(&safe) == NULL ||
 				!text_copy(out, 321, buf_cstr(&safe)))
 			out[0] = '\0';
 		buf_free(&safe);
@@ -61,7 +64,6 @@ static void show(const char *text, size_t n, char out[321])
 
 void model_error_text(const char *body, size_t n, const char *key, char out[321], char param[65])
 {
-	char copy[SHOWN_MAX + KEY_MAX];
 	struct json *v = NULL;
 	const char *text = NULL;
 	struct err e;
@@ -71,20 +73,11 @@ void model_error_text(const char *body, size_t n, const char *key, char out[321]
 	if (n > 0 && json_parse(body, n, &v, &e) == 0) {
 		const char *p = json_get_text(json_get(v, "error"), "param");
 
-		text = message_of(v);
+		text = model_error_message(v);
 		if (param != NULL && p != NULL && !text_copy(param, 65, p))
 			param[0] = '\0';
 	}
-	if (text != NULL) {
-		body = text;
-		n = strlen(text);
-	}
-	if (n > sizeof(copy))
-		n = sizeof(copy);
-	if (n > 0)
-		memcpy(copy, body, n);
-	(void)model_hide_key(copy, n, key);
-	show(copy, n, out);
+	model_error_show(text != NULL ? text : body, text != NULL ? strlen(text) : n, key, out);
 	json_free(v);
 }
 

@@ -6,6 +6,7 @@
 #ifndef BROKER_MODEL_ERROR_H
 #define BROKER_MODEL_ERROR_H
 
+#include "common/json.h"
 #include "proto/assignment.h"
 
 #include <stdbool.h>
@@ -17,6 +18,9 @@
 /* The message of an error body (`error.message`, `error`, `message`, or the text itself), made safe, without the key, at most 300
  * bytes. `key` may be NULL; `param` (may be NULL) gets error.param or "". */
 void model_error_text(const char *body, size_t n, const char *key, char out[321], char param[65]);
+/* Its parts: the message of an error object's document (NULL: none), and any text made so. */
+const char *model_error_message(const struct json *document);
+void model_error_show(const char *text, size_t n, const char *key, char out[321]);
 /* A sentence on what can be done. */
 const char *model_error_hint(int status);
 /* Does this 400 ask for the other name of the output limit? */

@@ -4,11 +4,14 @@
  */
 #include "model_stream.h"
 
+#include "model_error.h"
+
 #include "common/json.h"
 #include "common/sse.h"
 #include "common/text.h"
 
 #define CUT_NOTE "[The reply reached its token limit; a tool call that was not complete is left out.]"
+#define FILTER_NOTE "[The provider's filter ended the reply; a tool call that was not complete is left out.]"
 
 enum stream_kind { KIND_UNKNOWN, KIND_EVENTS, KIND_WHOLE };
 
@@ -21,11 +24,13 @@ struct partial_call {
 
 struct model_stream {
 	enum stream_kind kind;
+	const char *key; /* not ours */
 	struct sse_reader events;
 	struct buf body; /* KIND_WHOLE only */
 	struct buf content;
 	struct partial_call calls[MODEL_TOOL_CALLS_MAX];
 	size_t last_call;         /* index of the call that came last; MODEL_TOOL_CALLS_MAX = none */
+	size_t old_call;          /* where the one call of the old form is; MODEL_TOOL_CALLS_MAX = none */
 	size_t text_bytes;        /* of all strings */
 	enum model_finish finish; /* 0 = not said yet */
 	bool done;
@@ -38,7 +43,7 @@ struct model_stream {
 
 static bool on_event(void *arg, const char *event, const char *id, const char *data, size_t n);
 
-struct model_stream *model_stream_new(void)
+struct model_stream *model_stream_new(const char *key)
 {
 	struct model_stream *s = calloc(1, sizeof(*s));
 
@@ -49,7 +54,8 @@ struct model_stream *model_stream_new(void)
 	buf_init(&s->content, MODEL_STR_MAX);
 	for (size_t i = 0; i < MODEL_TOOL_CALLS_MAX; i++)
 		buf_init(&s->calls[i].arguments, MODEL_STR_MAX);
-	s->last_call = MODEL_TOOL_CALLS_MAX;
+	s->key = key;
+	s->last_call = s->old_call = MODEL_TOOL_CALLS_MAX;
 	return s;
 }
 
@@ -109,36 +115,79 @@ static bool set_name(struct model_stream *s, char out[MODEL_ID_MAX + 1], const s
 	return true;
 }
 
-/* Where a tool call's piece belongs: its index; without one, a piece with an id begins a new call, others go on with the last. */
-static size_t call_slot(const struct model_stream *s, const struct json *v)
+static size_t free_slot(const struct model_stream *s)
 {
-	const struct json *index = json_get(v, "index"), *id = json_get(v, "id");
 	size_t i = 0;
 
-	if (index != NULL && json_type(index) == JSON_INT)
-		return json_as_int(index) >= 0 && json_as_int(index) < MODEL_TOOL_CALLS_MAX ? (size_t)json_as_int(index)
-											    : MODEL_TOOL_CALLS_MAX;
-	if (s->last_call < MODEL_TOOL_CALLS_MAX && (id == NULL || json_type(id) != JSON_STRING))
-		return s->last_call;
 	while (i < MODEL_TOOL_CALLS_MAX && s->calls[i].used)
 		i++;
 	return i;
 }
 
-static bool take_call(struct model_stream *s, const struct json *v)
+/* Does a piece without an index begin a call? With an id it does when the id is another one, without when it has a name. */
+static bool begins_call(const struct model_stream *s, const struct json *v)
 {
-	const struct json *function = json_get(v, "function");
-	size_t slot = call_slot(s, v);
+	const char *id = json_get_text(v, "id"), *name = json_get_text(json_get(v, "function"), "name");
+
+	if (s->last_call >= MODEL_TOOL_CALLS_MAX)
+		return true;
+	if (id != NULL && *id != '\0')
+		return strcmp(id, s->calls[s->last_call].id) != 0;
+	return name != NULL && *name != '\0';
+}
+
+/* Where a tool call's piece belongs. In a whole answer there are no pieces: each is a call. */
+static size_t call_slot(const struct model_stream *s, const struct json *v)
+{
+	const struct json *index = json_get(v, "index");
+
+	if (s->kind == KIND_WHOLE)
+		return free_slot(s);
+	if (index != NULL && json_type(index) == JSON_INT)
+		return json_as_int(index) >= 0 && json_as_int(index) < MODEL_TOOL_CALLS_MAX ? (size_t)json_as_int(index)
+											    : MODEL_TOOL_CALLS_MAX;
+	return begins_call(s, v) ? free_slot(s) : s->last_call;
+}
+
+static bool take_piece(struct model_stream *s, size_t slot, const struct json *id, const struct json *function)
+{
 	struct partial_call *c;
 
 	if (slot >= MODEL_TOOL_CALLS_MAX)
-		return fail(s, ERR_LIMIT, "the reply has more than 64 tool calls");
+		return fail(s, ERR_LIMIT, "the reply has more than %d tool calls", MODEL_TOOL_CALLS_MAX);
 	c = &s->calls[slot];
 	c->used = true;
 	s->last_call = slot;
-	return set_name(s, c->id, json_get(v, "id"), "a tool call's id") &&
+	return set_name(s, c->id, id, "a tool call's id") &&
 	       set_name(s, c->name, json_get(function, "name"), "a tool call's name") &&
 	       add_text(s, &c->arguments, json_get(function, "arguments"), "a tool call's arguments");
+}
+
+/* `function_call`, what `tool_calls` was called once: one call, without an id. */
+static bool take_old_call(struct model_stream *s, const struct json *function)
+{
+	if (function == NULL || json_type(function) != JSON_OBJECT)
+		return true;
+	if (s->old_call >= MODEL_TOOL_CALLS_MAX)
+		s->old_call = free_slot(s);
+	return take_piece(s, s->old_call, NULL, function);
+}
+
+/* A text, or a list of parts of which each is one. */
+static bool take_content(struct model_stream *s, const struct json *content)
+{
+	if (content == NULL || json_type(content) != JSON_ARRAY)
+		return add_text(s, &s->content, content, "content");
+	for (size_t i = 0; i < json_len(content); i++) {
+		const struct json *part = json_at(content, i);
+		const char *type = json_get_text(part, "type");
+
+		if (type == NULL || strcmp(type, "text") != 0)
+			return fail(s, ERR_PROTOCOL, "content has a part that is not text");
+		if (!add_text(s, &s->content, json_get(part, "text"), "content"))
+			return false;
+	}
+	return true;
 }
 
 /* `delta` of a chunk, or `message` of a whole answer. */
@@ -148,14 +197,17 @@ static bool take_message(struct model_stream *s, const struct json *m)
 
 	if (m == NULL || json_type(m) != JSON_OBJECT)
 		return true;
-	if (!add_text(s, &s->content, json_get(m, "content"), "content") ||
-			!add_text(s, &s->content, json_get(m, "refusal"), "refusal"))
+	if (!take_content(s, json_get(m, "content")) || !add_text(s, &s->content, json_get(m, "refusal"), "refusal") ||
+			!take_old_call(s, json_get(m, "function_call")))
 		return false;
 	if (calls == NULL || json_type(calls) != JSON_ARRAY)
 		return true;
-	for (size_t i = 0; i < json_len(calls); i++)
-		if (!take_call(s, json_at(calls, i)))
+	for (size_t i = 0; i < json_len(calls); i++) {
+		const struct json *v = json_at(calls, i);
+
+		if (!take_piece(s, call_slot(s, v), json_get(v, "id"), json_get(v, "function")))
 			return false;
+	}
 	return true;
 }
 
@@ -201,27 +253,46 @@ static void take_usage(struct model_stream *s, const struct json *u)
  * Some providers count on in every chunk. Such a count is not what the call costs: only one that comes with or after the finish
  * reason, in a chunk of its own, or in a whole answer is. An answer that breaks off before has no usage.
  */
-static bool usage_is_final(const struct model_stream *s, const struct json *choices)
+static bool usage_is_final(const struct model_stream *s, size_t choices, const struct json *ours)
 {
-	if (s->kind == KIND_WHOLE || s->finish != 0 || choices == NULL || json_type(choices) != JSON_ARRAY ||
-			json_len(choices) == 0)
-		return true;
-	return json_get_text(json_at(choices, 0), "finish_reason") != NULL;
+	return s->kind == KIND_WHOLE || s->finish != 0 || choices == 0 || json_get_text(ours, "finish_reason") != NULL;
+}
+
+/* We ask for one choice; of more, the one with index 0 is meant. */
+static const struct json *our_choice(const struct json *choices, size_t count)
+{
+	for (size_t i = 0; i < count; i++) {
+		const struct json *index = json_get(json_at(choices, i), "index");
+
+		if (index == NULL || json_type(index) != JSON_INT || json_as_int(index) == 0)
+			return json_at(choices, i);
+	}
+	return NULL;
+}
+
+static bool fail_with_error(struct model_stream *s, const struct json *v)
+{
+	const char *text = model_error_message(v);
+	char shown[321];
+
+	model_error_show(text != NULL ? text : "", text != NULL ? strlen(text) : 0, s->key, shown);
+	return fail(s, ERR_UNAVAILABLE, "the provider broke its answer off with an error: %s", shown);
 }
 
 /* One chunk, or the whole answer: they differ in the name of the message only. */
 static bool take_object(struct model_stream *s, const struct json *v)
 {
 	const struct json *choices = json_get(v, "choices"), *choice;
+	size_t count = choices != NULL && json_type(choices) == JSON_ARRAY ? json_len(choices) : 0;
 	const char *finish;
 
-	if (usage_is_final(s, choices))
+	choice = our_choice(choices, count);
+	if (usage_is_final(s, count, choice))
 		take_usage(s, json_get(v, "usage"));
 	if (json_get(v, "error") != NULL && json_type(json_get(v, "error")) != JSON_NULL)
-		return fail(s, ERR_UNAVAILABLE, "the provider broke its answer off with an error");
-	if (choices == NULL || json_type(choices) != JSON_ARRAY || json_len(choices) == 0)
+		return fail_with_error(s, v);
+	if (choice == NULL)
 		return true;
-	choice = json_at(choices, 0);
 	if (!take_message(s, json_get(choice, s->kind == KIND_WHOLE ? "message" : "delta")))
 		return false;
 	finish = json_get_text(choice, "finish_reason");
@@ -354,22 +425,60 @@ bool model_stream_usage(const struct model_stream *s, struct meter_tokens *out)
 	return s->has_usage;
 }
 
-static bool move_call(struct partial_call *from, uint32_t call, uint32_t number, struct model_tool_call *to)
+static bool id_is_taken(const struct model_stream *s, const char *id, const struct model_reply *out)
 {
+	for (uint32_t i = 0; i < out->call_count; i++)
+		if (strcmp(out->calls[i].id, id) == 0)
+			return true;
+	for (size_t i = 0; i < MODEL_TOOL_CALLS_MAX; i++)
+		if (s->calls[i].used && strcmp(s->calls[i].id, id) == 0)
+			return true;
+	return false;
+}
+
+/* The provider's id, unless there is none or an earlier call has it: answers are told apart by it. */
+static char *id_for(const struct model_stream *s, const struct partial_call *from, const struct model_reply *out)
+{
+	bool again = from->id[0] == '\0';
 	char made[MODEL_ID_MAX + 1];
 
-	if (from->id[0] == '\0') {
-		if (!text_fmt(made, sizeof(made), "call_%u_%u", call, number))
-			return false;
-		to->id = strdup(made);
-	} else {
-		to->id = strdup(from->id);
-	}
+	for (uint32_t i = 0; i < out->call_count && !again; i++)
+		again = strcmp(out->calls[i].id, from->id) == 0;
+	if (!again)
+		return strdup(from->id);
+	for (uint32_t n = out->call_count + 1; text_fmt(made, sizeof(made), "call_%u_%u", out->call, n); n++)
+		if (!id_is_taken(s, made, out))
+			return strdup(made);
+	return NULL;
+}
+
+/* Appends a call to the reply, whose list has room. */
+static bool move_call(const struct model_stream *s, struct partial_call *from, struct model_reply *out)
+{
+	struct model_tool_call *to = &out->calls[out->call_count];
+
+	to->id = id_for(s, from, out);
 	to->name = strdup(from->name);
 	to->arguments = buf_steal(&from->arguments, NULL);
 	if (to->arguments == NULL)
 		to->arguments = strdup("");
+	out->call_count++;
 	return to->id != NULL && to->name != NULL && to->arguments != NULL;
+}
+
+/* A reply that its limit or a filter cut may be cut in the call that came last: it is left out. */
+static void drop_cut_call(struct model_stream *s)
+{
+	const char *text = s->finish == FINISH_LENGTH ? CUT_NOTE : FILTER_NOTE;
+
+	if ((s->finish != FINISH_LENGTH && s->finish != FINISH_FILTER) || s->last_call >= MODEL_TOOL_CALLS_MAX)
+		return;
+	s->calls[s->last_call].used = false;
+	if (s->content.len + strlen(text) + 1 >= s->content.max)
+		return;
+	if (s->content.len > 0)
+		(void)buf_add_char(&s->content, '\n');
+	(void)buf_add_str(&s->content, text);
 }
 
 int model_stream_take(struct model_stream *s, uint32_t call, struct model_reply *out, struct err *e)
@@ -377,14 +486,7 @@ int model_stream_take(struct model_stream *s, uint32_t call, struct model_reply 
 	uint32_t count = 0;
 
 	*out = (struct model_reply){ .call = call, .status = MODEL_OK, .finish = s->finish };
-	if (s->finish == FINISH_LENGTH && s->last_call < MODEL_TOOL_CALLS_MAX) {
-		s->calls[s->last_call].used = false;
-		if (s->content.len + sizeof(CUT_NOTE) < s->content.max) {
-			if (s->content.len > 0)
-				(void)buf_add_char(&s->content, '\n');
-			(void)buf_add_str(&s->content, CUT_NOTE);
-		}
-	}
+	drop_cut_call(s);
 	for (size_t i = 0; i < MODEL_TOOL_CALLS_MAX; i++)
 		count += s->calls[i].used;
 	if (count > 0) {
@@ -393,10 +495,7 @@ int model_stream_take(struct model_stream *s, uint32_t call, struct model_reply 
 			return err_set(e, ERR_NOMEM, "no memory for a model's reply");
 	}
 	for (size_t i = 0; i < MODEL_TOOL_CALLS_MAX; i++) {
-		if (!s->calls[i].used)
-			continue;
-		out->call_count++;
-		if (!move_call(&s->calls[i], call, out->call_count, &out->calls[out->call_count - 1]))
+		if (s->calls[i].used && !move_call(s, &s->calls[i], out))
 			goto nomem;
 	}
 	out->content = buf_steal(&s->content, NULL);

@@ -21,7 +21,8 @@
 
 struct model_stream;
 
-struct model_stream *model_stream_new(void); /* NULL: no memory */
+/* The key (may be NULL; outlives it) is kept out of the texts of errors. NULL: no memory. */
+struct model_stream *model_stream_new(const char *key);
 void model_stream_free(struct model_stream *s);
 /* ERR_PROTOCOL or ERR_LIMIT ends it: feed no more (usage that came before stays known). */
 int model_stream_feed(struct model_stream *s, const void *p, size_t n, struct err *e) EPH_MUST_CHECK;
@@ -31,8 +32,9 @@ int model_stream_end(struct model_stream *s, struct err *e) EPH_MUST_CHECK;
 bool model_stream_done(const struct model_stream *s);
 /* Usage as the provider counts it; false when it said none. */
 bool model_stream_usage(const struct model_stream *s, struct meter_tokens *out);
-/* Moves the answer out, once, after model_stream_end gave 0. Missing tool call ids are made up as call_<call>_<n>. When the reply
- * was cut by its token limit, the tool call that came last may be cut too: it is left out, and the content says so. */
+/* Moves the answer out, once, after model_stream_end gave 0. Missing tool call ids, and all but the first of equal ones, are made
+ * up as call_<call>_<n>. When the reply was cut by its token limit or a filter, the tool call that came last may be cut too: it is
+ * left out, and the content says so. */
 int model_stream_take(struct model_stream *s, uint32_t call, struct model_reply *out, struct err *e) EPH_MUST_CHECK;
 
 #endif

@@ -17,7 +17,7 @@ struct outcome {
 static struct outcome run(const uint8_t *p, size_t n, size_t piece)
 {
 	struct outcome o = { .rc = 0 };
-	struct model_stream *s = model_stream_new();
+	struct model_stream *s = model_stream_new(NULL);
 	struct err e;
 
 	if (s == NULL)

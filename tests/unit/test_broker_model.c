@@ -164,13 +164,13 @@ static void test_stream_at_every_cut(void **state)
 
 	(void)state;
 	for (size_t cut = 0; cut <= n; cut++) {
-		s = model_stream_new();
+		s = model_stream_new(NULL);
 		assert_int_equal(model_stream_feed(s, stream_text, cut, &e), 0);
 		assert_int_equal(model_stream_feed(s, stream_text + cut, n - cut, &e), 0);
 		assert_true(model_stream_done(s));
 		reply_is_whole(s);
 	}
-	s = model_stream_new();
+	s = model_stream_new(NULL);
 	for (size_t i = 0; i < n; i++)
 		assert_int_equal(model_stream_feed(s, stream_text + i, 1, &e), 0);
 	reply_is_whole(s);
@@ -185,7 +185,7 @@ static void test_stream_ends_anywhere(void **state)
 
 	(void)state;
 	for (size_t n = 0; n < sizeof(stream_text) - 1; n++) {
-		struct model_stream *s = model_stream_new();
+		struct model_stream *s = model_stream_new(NULL);
 
 		assert_int_equal(model_stream_feed(s, stream_text, n, &e), 0);
 		if (n < (size_t)(finish - stream_text)) {
@@ -211,7 +211,7 @@ static void test_whole_answer(void **state)
 
 	(void)state;
 	for (size_t cut = 0; cut < sizeof(body); cut++) {
-		struct model_stream *s = model_stream_new();
+		struct model_stream *s = model_stream_new(NULL);
 
 		assert_int_equal(model_stream_feed(s, body, cut, &e), 0);
 		assert_int_equal(model_stream_feed(s, body + cut,
@@ -231,7 +231,7 @@ static void test_whole_answer(void **state)
 
 static struct model_stream *fed(const char *text)
 {
-	struct model_stream *s = model_stream_new();
+	struct model_stream *s = model_stream_new(NULL);
 	struct err e;
 
 	assert_int_equal(model_stream_feed(s, text, strlen(text), &e), 0);
@@ -321,7 +321,7 @@ static void test_bad_streams(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-		struct model_stream *s = model_stream_new();
+		struct model_stream *s = model_stream_new(NULL);
 
 		if (model_stream_feed(s, rows[i], strlen(rows[i]), &e) == 0)
 			fail_msg("row %zu was taken", i);
@@ -335,7 +335,7 @@ static void test_bounds(void **state)
 {
 	const size_t half = 600 * 1024;
 	char *line = malloc(half + 256);
-	struct model_stream *s = model_stream_new();
+	struct model_stream *s = model_stream_new(NULL);
 	struct err e;
 	size_t n;
 
@@ -349,7 +349,7 @@ static void test_bounds(void **state)
 	assert_int_equal(model_stream_feed(s, line, n, &e), -1); /* over the bound of one text */
 	assert_int_equal(e.code, ERR_LIMIT);
 	model_stream_free(s);
-	s = model_stream_new();
+	s = model_stream_new(NULL);
 	assert_int_equal(model_stream_feed(s, "data: ", 6, &e), 0);
 	n = 0;
 	while (n < 2 * MODEL_LINE_MAX && model_stream_feed(s, line + 60, half, &e) == 0)
