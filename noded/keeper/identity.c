@@ -124,6 +124,8 @@ static int load_node(struct identity *id, struct err *e)
 	wire_raw(&r, id->reply.root_key, sizeof(id->reply.root_key));
 	wire_str_fixed(&r, id->addresses, sizeof(id->addresses));
 	wire_str_fixed(&r, id->ca_pem, sizeof(id->ca_pem));
+	if (!r.failed && !id_valid("node", id->reply.node_id))
+		wire_fail(&r, "node id");
 	rc = wire_end(&r, "node", e);
 	if (rc)
 		err_wrap(e, "%s is damaged; remove it and enrol this host again", path);
