@@ -3,9 +3,15 @@
  * called by main.c without a loop.
  *
  * A checkpoint holds, for each organization, the sums of all rows whose transactions had ended when it was made (xid below the
- * oldest one that was running then: such rows are complete, whatever order commits came in). An incremental check adds the rows
- * since; --full starts from the first row, and is what finds a row that was changed behind the trap. Either makes a new checkpoint
- * when all is well.
+ * oldest one that was running then: such rows are complete, whatever order commits came in), and the digest of the rows that
+ * became complete since the one before: a piece, chained to the piece before it. Either check makes a new checkpoint when all is
+ * well.
+ *
+ * What each proves. Incremental: everything since the last checkpoint, and that the pieces it read again (those that were not
+ * looked at for longest, up to PIECES_AGAIN and ROWS_AGAIN) are as they were; so a changed old row is found after as many checks as
+ * there are pieces, not at once. --full: everything from the first row, and every piece. Whoever may write all tables can also
+ * write new digests: the last line's chain, noted elsewhere, is what such a one cannot make to agree. A database restored elsewhere
+ * begins a new chain.
  */
 #include "store_internal.h"
 #include "sync.h"
@@ -17,9 +23,18 @@ struct check {
 	const char *sql;  /* rows that break it: one text column saying which */
 };
 
-/* `since` is what the incremental check reads: everything that was not complete at the checkpoint. Rows are dated by the statement
- * that wrote them, so a row that was not complete then is at most as old as a transaction may get. */
-#define SINCE "l.xid >= (SELECT horizon FROM ledger_checkpoint) AND l.at_ms >= (SELECT at_ms - 3600000 FROM ledger_checkpoint)"
+#define PIECES_AGAIN "8"
+#define ROWS_AGAIN "200000"
+
+/* `since` is what the incremental check reads: everything that was not complete at the checkpoint. By transaction, not by time: a
+ * clock may go back. */
+#define SINCE "l.xid >= (SELECT horizon FROM ledger_checkpoint)"
+
+/* Records of runs go after their retention, the ledger stays: a run without a record is only wrong where records of its day are
+ * kept. */
+#define RECORD_KEPT(run)                                                                                                           \
+	"to_regclass('runs_' || to_char(timestamp 'epoch' + eph_run_ms(" run                                                       \
+	") * interval '1 millisecond', 'YYYYMMDD')) IS NOT NULL"
 
 static const struct check full_checks[] = {
 	{ "every wallet is the sum of its rows", "SELECT format('%s: balance %s, rows say %s; reserved %s, rows say %s', "
@@ -57,6 +72,16 @@ static const struct check full_checks[] = {
 			"WHEN 'charge' THEN balance_delta <= 0 AND reserved_delta = balance_delta AND run_id IS NOT NULL "
 			"WHEN 'release' THEN balance_delta = 0 AND reserved_delta <= 0 AND run_id IS NOT NULL ELSE false END, "
 			"false)" },
+	{ "every piece is as it was when it was whole", "SELECT format('piece %s: %s rows then, %s now, or some of them changed', "
+							"p.n, p.rows, d.rows) FROM ledger_pieces p "
+							"CROSS JOIN LATERAL eph_ledger_digest(p.from_xid, p.to_xid) d WHERE d.rows "
+							"<> p.rows OR d.digest <> p.digest" },
+	{ "the pieces are a chain", "SELECT format('piece %s does not follow from the one before', p.n) FROM (SELECT n, digest, "
+				    "chain, from_xid, rows, "
+				    "lag(chain) OVER (ORDER BY n) AS before, lag(to_xid) OVER (ORDER BY n) AS ended, row_number() "
+				    "OVER (ORDER BY n) AS at "
+				    "FROM ledger_pieces) p WHERE p.at <> p.n OR p.from_xid <> coalesce(p.ended, '0'::xid8) "
+				    "OR p.chain <> sha256(coalesce(p.before, ''::bytea) || p.digest || int8send(p.rows))" },
 };
 
 static const struct check since_checks[] = {
@@ -69,16 +94,31 @@ static const struct check since_checks[] = {
 			"WHERE " SINCE " GROUP BY l.org_id) s "
 			"ON s.org_id = h.org_id WHERE h.balance <> coalesce(c.balance, 0) + coalesce(s.b, 0) "
 			"OR h.reserved <> coalesce(c.reserved, 0) + coalesce(s.r, 0)" },
+	/* A reserve is dated by the millisecond that its run's id begins with. */
 	{ "every run settled since has one charge, and charge + release = reserve",
-			"SELECT format('%s: %s charge, %s of %s released and charged', s.run_id, s.n_charge, s.gone, r.cap_micros) "
-			"FROM ("
+			"SELECT format('%s: %s charge, %s of %s released and charged', s.run_id, s.n_charge, s.gone, res.cap) FROM "
+			"("
 			"SELECT l.run_id, count(*) FILTER (WHERE l.kind = 'charge') AS n_charge, -sum(l.reserved_delta) AS gone, "
-			"sum(-l.balance_delta) AS charge "
-			"FROM ledger l WHERE " SINCE
-			" AND l.kind IN ('charge', 'release') GROUP BY l.run_id) s LEFT JOIN runs r ON r.run_id = s.run_id "
-			"WHERE r.run_id IS NULL OR s.n_charge <> 1 OR s.gone <> r.cap_micros OR s.charge <> r.cost[1] + r.cost[2] "
-			"+ r.cost[3] + r.cost[4] "
-			"OR r.settled_at_ms IS NULL" },
+			"sum(-l.balance_delta) AS charge FROM ledger l WHERE " SINCE
+			" AND l.kind IN ('charge', 'release') GROUP BY l.run_id) s "
+			"LEFT JOIN LATERAL (SELECT sum(v.reserved_delta) AS cap, count(*) AS n FROM ledger v "
+			"WHERE v.at_ms = eph_run_ms(s.run_id) AND v.run_id = s.run_id AND v.kind = 'reserve') res ON true "
+			"LEFT JOIN runs r ON r.run_id = s.run_id "
+			"WHERE s.n_charge <> 1 OR res.n <> 1 OR s.gone <> res.cap OR s.charge > res.cap "
+			"OR (r.run_id IS NULL AND " RECORD_KEPT(
+					"s.run_id") ") "
+						    "OR (r.run_id IS NOT NULL AND (r.settled_at_ms IS NULL OR r.cap_micros <> "
+						    "res.cap "
+						    "OR s.charge <> r.cost[1] + r.cost[2] + r.cost[3] + r.cost[4]))" },
+	{ "the pieces read again are as they were",
+			"WITH chosen AS MATERIALIZED (SELECT p.* FROM (SELECT n, from_xid, to_xid, rows, digest, "
+			"sum(rows) OVER (ORDER BY looked_at_ms, n) - rows AS before FROM (SELECT * FROM ledger_pieces "
+			"ORDER BY looked_at_ms, n LIMIT " PIECES_AGAIN ") q) p WHERE p.before < " ROWS_AGAIN ") "
+			"SELECT format('piece %s: %s rows then, %s now, or some of them changed', chosen.n, chosen.rows, d.rows) "
+			"FROM "
+			"chosen "
+			"CROSS JOIN LATERAL eph_ledger_digest(chosen.from_xid, chosen.to_xid) d "
+			"WHERE d.rows <> chosen.rows OR d.digest <> chosen.digest" },
 };
 
 static const struct check always_checks[] = {
@@ -99,23 +139,37 @@ static const struct check always_checks[] = {
 };
 
 /* Sums of what is complete now, from the ledger itself. */
-static const char checkpoint_full[] =
-		"WITH h AS (SELECT pg_snapshot_xmin(pg_current_snapshot()) AS horizon), gone AS (DELETE FROM "
-		"ledger_checkpoint_orgs) "
-		"INSERT INTO ledger_checkpoint (horizon, system_id, at_ms) SELECT horizon, '', eph_now_ms() FROM h "
-		"ON CONFLICT (one) DO UPDATE SET horizon = EXCLUDED.horizon, at_ms = EXCLUDED.at_ms";
-static const char checkpoint_full_orgs[] = "INSERT INTO ledger_checkpoint_orgs (org_id, balance, reserved) SELECT org_id, "
-					   "sum(balance_delta), sum(reserved_delta) FROM ledger "
-					   "WHERE xid < (SELECT horizon FROM ledger_checkpoint) GROUP BY org_id";
+static const char *const checkpoint_full[] = {
+	"DELETE FROM ledger_checkpoint_orgs",
+	"INSERT INTO ledger_checkpoint (horizon, system_id, at_ms) VALUES (pg_snapshot_xmin(pg_current_snapshot()), '', "
+	"eph_now_ms()) "
+	"ON CONFLICT (one) DO UPDATE SET horizon = EXCLUDED.horizon, at_ms = EXCLUDED.at_ms",
+	"INSERT INTO ledger_checkpoint_orgs (org_id, balance, reserved) SELECT org_id, sum(balance_delta), sum(reserved_delta) "
+	"FROM ledger WHERE xid < (SELECT horizon FROM ledger_checkpoint) GROUP BY org_id",
+	NULL,
+};
 /* The last one and what became complete since. */
-static const char checkpoint_since_orgs[] =
-		"INSERT INTO ledger_checkpoint_orgs AS c (org_id, balance, reserved) SELECT l.org_id, sum(l.balance_delta), "
-		"sum(l.reserved_delta) "
-		"FROM ledger l WHERE " SINCE " AND l.xid < pg_snapshot_xmin(pg_current_snapshot()) GROUP BY l.org_id "
-		"ON CONFLICT (org_id) DO UPDATE SET balance = c.balance + EXCLUDED.balance, reserved = c.reserved + "
-		"EXCLUDED.reserved";
-static const char checkpoint_since[] =
-		"UPDATE ledger_checkpoint SET horizon = pg_snapshot_xmin(pg_current_snapshot()), at_ms = eph_now_ms()";
+static const char *const checkpoint_since[] = {
+	"INSERT INTO ledger_checkpoint_orgs AS c (org_id, balance, reserved) SELECT l.org_id, sum(l.balance_delta), "
+	"sum(l.reserved_delta) FROM ledger l WHERE " SINCE " AND l.xid < pg_snapshot_xmin(pg_current_snapshot()) GROUP BY l.org_id "
+	"ON CONFLICT (org_id) DO UPDATE SET balance = c.balance + EXCLUDED.balance, reserved = c.reserved + EXCLUDED.reserved",
+	"UPDATE ledger_checkpoint SET horizon = pg_snapshot_xmin(pg_current_snapshot()), at_ms = eph_now_ms()",
+	"UPDATE ledger_pieces p SET looked_at_ms = eph_now_ms() FROM (SELECT n FROM (SELECT n, sum(rows) OVER (ORDER BY "
+	"looked_at_ms, n) "
+	"- rows AS before FROM (SELECT * FROM ledger_pieces ORDER BY looked_at_ms, n LIMIT " PIECES_AGAIN ") q) b "
+	"WHERE b.before < " ROWS_AGAIN ") chosen WHERE p.n = chosen.n",
+	NULL,
+};
+/* What became complete since the last piece is the next one. */
+static const char *const next_piece[] = {
+	"INSERT INTO ledger_pieces (n, from_xid, to_xid, rows, digest, chain, looked_at_ms) SELECT coalesce(last.n, 0) + 1, at.x, "
+	"c.horizon, "
+	"d.rows, d.digest, sha256(coalesce(last.chain, ''::bytea) || d.digest || int8send(d.rows)), eph_now_ms() "
+	"FROM ledger_checkpoint c LEFT JOIN LATERAL (SELECT * FROM ledger_pieces ORDER BY n DESC LIMIT 1) last ON true "
+	"CROSS JOIN LATERAL (SELECT coalesce(last.to_xid, '0'::xid8) AS x) at "
+	"CROSS JOIN LATERAL eph_ledger_digest(at.x, c.horizon) d WHERE d.rows > 0",
+	NULL,
+};
 
 #define SHOWN_MAX 10 /* broken rows printed for a check */
 
@@ -154,6 +208,39 @@ static int usable_checkpoint(PGconn *db, bool *yes, struct err *e)
 		return -1;
 	*yes = PQntuples(r) == 1;
 	PQclear(r);
+	/* Its transactions are numbered anew: a chain over the old numbers says nothing here. */
+	return *yes ? 0
+		    : sync_exec(db, "begin a chain",
+				      "DELETE FROM ledger_pieces WHERE EXISTS (SELECT 1 FROM ledger_pieces WHERE to_xid > "
+				      "pg_snapshot_xmin(pg_current_snapshot()))",
+				      e);
+}
+
+static int exec_all(PGconn *db, const char *const *statements, struct err *e)
+{
+	for (; *statements; statements++) {
+		if (sync_exec(db, "checkpoint", *statements, e) != 0)
+			return -1;
+	}
+	return 0;
+}
+
+/* For whoever reads it: nothing here is wrong, and nobody is charged for it. */
+static int say_more(PGconn *db, FILE *out, struct err *e)
+{
+	PGresult *r = sync_query(db, "what is known besides",
+			"SELECT count(*), coalesce(sum(greatest(used_micros - charged_micros, 0)), 0), "
+			"(SELECT format('%s %s', n, encode(chain, 'hex')) FROM ledger_pieces ORDER BY n DESC LIMIT 1) FROM "
+			"late_reports",
+			0, NULL, e);
+
+	if (!r)
+		return -1;
+	fprintf(out, "note: %s runs were reported on by their hosts after they were fenced: %s micros used and charged to nobody\n",
+			PQgetvalue(r, 0, 0), PQgetvalue(r, 0, 1));
+	if (!PQgetisnull(r, 0, 2))
+		fprintf(out, "note: the chain stands at piece %s\n", PQgetvalue(r, 0, 2));
+	PQclear(r);
 	return 0;
 }
 
@@ -161,10 +248,9 @@ static int check(PGconn *db, bool full, FILE *out, bool *holds, struct err *e)
 {
 	bool usable = false;
 
-	if (sync_exec(db, "begin", "BEGIN ISOLATION LEVEL REPEATABLE READ", e) != 0 ||
-			(!full && usable_checkpoint(db, &usable, e) != 0))
+	if (sync_exec(db, "begin", "BEGIN ISOLATION LEVEL REPEATABLE READ", e) != 0 || usable_checkpoint(db, &usable, e) != 0)
 		return -1;
-	full = !usable;
+	full = full || !usable;
 	fprintf(out, "%s\n", full ? "from the first row" : "since the last checkpoint");
 	if (full) {
 		if (run_checks(db, full_checks, sizeof(full_checks) / sizeof(full_checks[0]), out, holds, e) != 0)
@@ -176,8 +262,8 @@ static int check(PGconn *db, bool full, FILE *out, bool *holds, struct err *e)
 		return -1;
 	if (!*holds)
 		return sync_exec(db, "rollback", "ROLLBACK", e);
-	if (sync_exec(db, "checkpoint", full ? checkpoint_full : checkpoint_since_orgs, e) != 0 ||
-			sync_exec(db, "checkpoint", full ? checkpoint_full_orgs : checkpoint_since, e) != 0)
+	if (exec_all(db, full ? checkpoint_full : checkpoint_since, e) != 0 || exec_all(db, next_piece, e) != 0 ||
+			say_more(db, out, e) != 0)
 		return -1;
 	return sync_exec(db, "commit", "COMMIT", e);
 }

@@ -52,10 +52,10 @@ def test_time_never_goes_back_on_the_timeline(db):
     run = db.create(org)["run_id"]
     a = db.claim_one(node)
     db.start(node, run, a["token"])
-    db.events(node, run, a["token"], 3, ["microvm.destroyed"], last_t=3600000)
+    db.events(node, run, a["token"], 3, ["microvm.destroyed"], last_t=600000)
     db.finish(node, run, a["token"], 3)
     db.settle()
-    assert [e["t"] for t, e in db.chain(run)[-2:]] == [3600.0, 3600.0]
+    assert [e["t"] for t, e in db.chain(run)[-2:]] == [600.0, 600.0]
 
 
 # ---- money --------------------------------------------------------------------------------------------------------------------
@@ -106,10 +106,27 @@ def test_charge_is_clamped_and_adds_up(db, cost, parts):
     run = db.create(org)["run_id"]
     a = db.claim_one(node)
     db.start(node, run, a["token"])
-    assert db.finish(node, run, a["token"], 2, cost=cost)[0] == "applied"
+    db.events(node, run, a["token"], 3, ["microvm.destroyed"])
+    assert db.finish(node, run, a["token"], 3, cost=cost)[0] == "applied"
     db.settle()
     assert db.value("SELECT cost FROM runs WHERE run_id = %s", run) == parts
     assert db.wallet(org)[0] == 100 * MICRO - sum(parts)
+    db.sound()
+
+
+def test_only_what_ended_is_settled(db):
+    """Also where somebody asks for it by name, or put it on the list."""
+    org, node = db.org(), db.node()
+    run = db.create(org)["run_id"]
+    a = db.claim_one(node)
+    db.rows("INSERT INTO settle_pending VALUES (%s, 0)", run)
+    assert db.settle([run]) == []
+    assert db.start(node, run, a["token"]) == "applied"
+    assert db.settle([run]) == db.settle() == []
+    assert db.wallet(org) == (100 * MICRO, 40000, 1, 1)
+    db.rows("DELETE FROM settle_pending")
+    assert db.finish(node, run, a["token"], 2)[0] == "applied"
+    assert db.settle() == [run]
     db.sound()
 
 
@@ -232,6 +249,23 @@ def test_claims_from_eight_connections_never_share_a_run(db):
         assert [t for t, _ in db.chain(run)] == ["run.queued", "run.claimed"]
 
 
+def test_a_claim_does_not_wait_for_a_cancel(db):
+    """A cancel that is not committed yet has the first run's row: a host takes what comes after it, at once, and the first is not lost."""
+    org, node = db.org(), db.node()
+    runs = [db.create(org)["run_id"] for _ in range(3)]
+    holder = psycopg2.connect(db.conninfo)
+    with holder.cursor() as cursor:
+        cursor.execute("SELECT result FROM eph_cancel(%s, %s)", (org, runs[0]))
+        assert cursor.fetchone()[0] == "ended"
+        db.rows("SET lock_timeout = '2s'")
+        held = [(a["run_id"], a["token"]) for a in db.next(node, want=2)["assign"]]
+        assert [run for run, _ in held] == runs[1:]
+    holder.rollback()
+    holder.close()
+    assert [a["run_id"] for a in db.next(node, want=2, held=held)["assign"]] == runs[:1]
+    db.sound()
+
+
 def test_a_newcomer_behind_a_thousand(db):
     big, small, node = db.org(credit=1000 * MICRO), db.org(), db.node()
     for _ in range(50):
@@ -274,7 +308,8 @@ def test_admission_and_promotion(db):
     assert db.next(node, want=16, held=held)["assign"] == []
     a = got[0]
     db.start(node, a["run_id"], a["token"])
-    db.finish(node, a["run_id"], a["token"], 2)
+    db.events(node, a["run_id"], a["token"], 3, ["microvm.destroyed"])
+    db.finish(node, a["run_id"], a["token"], 3)
     promoted = [r for r in db.dicts("SELECT * FROM eph_settle(NULL, 10, 1000)") if r["kind"] == "promoted"]
     assert promoted and promoted[0]["count"] == 1 and promoted[0]["memory_mib"] == 512
     assert [a["run_id"] for a in db.next(node, want=16, held=held)["assign"]] == [runs[3]]

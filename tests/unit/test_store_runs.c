@@ -136,6 +136,7 @@ static void life_of_a_run(void **state)
 
 static void ends_that_are_too_large(void **state)
 {
+	const enum event_type destroyed = EV_MICROVM_DESTROYED;
 	struct link_next n = ask();
 	struct link_finish f;
 	struct err e;
@@ -149,7 +150,8 @@ static void ends_that_are_too_large(void **state)
 	memcpy(run, f.run_id, ID_MAX);
 	memcpy(f.token, got.assign[0].a.token, TOKEN_LEN);
 	CALL(store_run_start(t.store, t.node, run, f.token, on_fence, NULL, &e));
-	f.end.last_seq = 2;
+	send_events(run, f.token, 3, &destroyed, 1);
+	f.end.last_seq = 3;
 	f.end.output_len = GUEST_RESULT_MAX + 1;
 	f.end.output = calloc(1, f.end.output_len);
 	assert_true(text_copy(f.end.isolation, sizeof(f.end.isolation), "emulated"));
