@@ -51,11 +51,7 @@ void rig_no_key(const struct model_rig *r)
 
 int64_t rig_now_ms(const struct model_rig *r)
 {
-	static int64_t began;
-
-	if (began == 0)
-		began = clock_boot_ms() - 1;
-	return clock_boot_ms() - began + r->jump_ms;
+	return clock_boot_ms() - r->began_ms + r->jump_ms;
 }
 
 static int64_t compute_ms(void *arg)
@@ -135,9 +131,9 @@ void rig_init(struct model_rig *r)
 	r->a.cap_micros = 1000000;
 }
 
-void rig_open(struct model_rig *r, const struct answer *script, int n, struct ssl_ctx_st *tls, bool at_head)
+static void open_on(struct model_rig *r, const struct upstream_options *given)
 {
-	struct upstream_options up = { .tls = tls, .at_head = at_head, .decide = decide, .arg = r };
+	struct upstream_options up = *given;
 	struct model_options opt = { .a = &r->a,
 		.key = RIG_KEY,
 		.meter = &r->meter,
@@ -149,19 +145,34 @@ void rig_open(struct model_rig *r, const struct answer *script, int n, struct ss
 		.arg = r };
 	struct err e;
 
-	r->script = script;
-	r->script_len = n;
+	r->began_ms = clock_boot_ms() - 1;
 	opt.base = up.base = r->base = event_base_new();
 	assert_ok(curlev_new(r->base, 4, &r->curl, &e));
 	r->up = upstream_new(&up);
 	if (r->a.model.base_url[0] == '\0')
 		assert_true(text_fmt(r->a.model.base_url, sizeof(r->a.model.base_url), "%s://127.0.0.1:%d/v1",
-				tls ? "https" : "http", upstream_port(r->up)));
+				up.tls ? "https" : "http", upstream_port(r->up)));
 	meter_init(&r->meter, &r->price, r->a.cap_micros);
 	meter_start(&r->meter);
 	opt.curl = r->curl;
 	r->model = model_new(&opt);
 	assert_non_null(r->model);
+}
+
+void rig_open(struct model_rig *r, const struct answer *script, int n, struct ssl_ctx_st *tls, bool at_head)
+{
+	struct upstream_options up = { .tls = tls, .at_head = at_head, .decide = decide, .arg = r };
+
+	r->script = script;
+	r->script_len = n;
+	open_on(r, &up);
+}
+
+void rig_open_with(struct model_rig *r, bool (*decide_all)(void *arg, const struct asked *q, struct answer *out), void *arg)
+{
+	struct upstream_options up = { .decide = decide_all, .arg = arg };
+
+	open_on(r, &up);
 }
 
 static void forget(struct model_rig *r)

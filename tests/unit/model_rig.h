@@ -39,6 +39,7 @@ struct model_rig {
 	struct meter meter;
 	struct model *model;
 	bool refuse_meter; /* meter_moved says false */
+	int64_t began_ms;  /* hand-over */
 	int64_t jump_ms;   /* added to the run's clock */
 	int64_t time_left_ms;
 	const struct answer *script; /* the n-th request gets the n-th; after the last one it hangs up */
@@ -60,6 +61,8 @@ struct model_rig {
 /* Sets what a test may change (a, price, meter) before rig_open. */
 void rig_init(struct model_rig *r);
 void rig_open(struct model_rig *r, const struct answer *script, int n, struct ssl_ctx_st *tls, bool at_head);
+/* With a provider that is a function. */
+void rig_open_with(struct model_rig *r, bool (*decide_all)(void *arg, const struct asked *q, struct answer *out), void *arg);
 void rig_close(struct model_rig *r);
 /* One call with this user message, to its end. */
 void rig_call(struct model_rig *r, const char *text);
