@@ -25,7 +25,7 @@ class Control:
 
     def __init__(self, cluster, bin_dir, conninfo=None, start=True, scripted=True, **config):
         self.cluster, self.bin_dir = cluster, bin_dir
-        self.home = pathlib.Path(tempfile.mkdtemp(prefix="eph-control-", dir="/tmp"))
+        self.home = pathlib.Path(tempfile.mkdtemp(prefix="eph-control-", dir=os.environ.get("EPHEMERAL_TEST_TMP", "/tmp")))
         self.database = None
         if conninfo is None:
             self.database = f"t_{secrets.token_hex(6)}"

@@ -41,7 +41,7 @@ class Node:
         Node._count += 1
         self.name = name or f"w{worker_number()}n{Node._count}"
         self.control, self.bin_dir = control, bin_dir
-        self.home = pathlib.Path(tempfile.mkdtemp(prefix=f"eph-{self.name}-", dir="/tmp"))
+        self.home = pathlib.Path(tempfile.mkdtemp(prefix=f"eph-{self.name}-", dir=os.environ.get("EPHEMERAL_TEST_TMP", "/tmp")))
         self.run_dir = f"/run/eph-{self.name}-{os.getpid()}"
         self.state_dir = str(self.home / "state")
         self.cgroup_name = f"eph-{self.name}-{os.getpid()}"

@@ -18,8 +18,11 @@ import xml.etree.ElementTree as xml
 TOP = pathlib.Path(__file__).resolve().parents[2]
 LOGS = TOP / "var" / "tests"
 sys.path.insert(0, str(TOP / "tests" / "rig"))
+sys.path.insert(0, str(TOP / "tests" / "mutate"))
 
+import fault as faults  # noqa: E402
 import lint  # noqa: E402
+import mutate  # noqa: E402
 import pg  # noqa: E402
 
 
@@ -81,20 +84,25 @@ class Prepared:
             return TOP / "build" / preset
         return self.once(f"build {preset}", make)
 
+    def image_base(self):
+        """The guest image without an agent."""
+        def make():
+            log = "image.log"
+            if run(["deploy/guest-image/build"], log, 1200):
+                raise Broken(f"deploy/guest-image/build failed (var/tests/{log}):\n{tail(log)}")
+            return tail(log, 1).strip()
+        return self.once("guest image", make)
+
     def image(self):
         """The packed guest image that tests boot: the agent of the release build."""
         def make():
             release = self.build("release")
-            log = "image.log"
-            if run(["deploy/guest-image/build"], log, 1200):
-                raise Broken(f"deploy/guest-image/build failed (var/tests/{log}):\n{tail(log)}")
-            built = tail(log, 1).strip()
             out = LOGS / "image"
-            if run(["deploy/guest-image/pack", "--image", built, "--agent", str(release / "bin" / "guest-agent"), "--out", str(out)],
+            if run(["deploy/guest-image/pack", "--image", self.image_base(), "--agent", str(release / "bin" / "guest-agent"), "--out", str(out)],
                    "pack.log", 60):
                 raise Broken(f"deploy/guest-image/pack failed (var/tests/pack.log):\n{tail('pack.log')}")
             return out
-        return self.once("guest image", make)
+        return self.once("guest image with the agent", make)
 
 
 # --- kinds -------------------------------------------------------------------------------------------------------------------
@@ -219,6 +227,15 @@ def kind_deploy(prepared, options):
     yield from pytest("deploy", prepared, options, ["tests/deploy"], 1200, workers=1)
 
 
+def kind_mutate(prepared, options):
+    """Each seeded fault is a test: passed when the tests that it names found it. The default run tries three that are quick."""
+    try:
+        for result in mutate.run(TOP, LOGS, prepared.image_base, options.match, "mutate" not in options.kinds, say):
+            yield Test("mutate", result.fault.name, "passed" if result.found else "failed", result.seconds, result.detail)
+    except (faults.Wrong, mutate.NotPrepared) as error:
+        raise Broken(str(error)) from error
+
+
 def junit(kind, report, strip=""):
     for case in xml.parse(report).getroot().iter("testcase"):
         name = re.sub(strip, "", case.get("name"))
@@ -241,6 +258,7 @@ KINDS = {
     "fuzz": (kind_fuzz, True, "libFuzzer on every reader of foreign bytes, 15 s each (--minutes N for long)"),
     "e2e": (kind_e2e, True, "the whole system with booted guests"),
     "fault": (kind_fault, True, "six cells of kill"),
+    "mutate": (kind_mutate, True, "seeded faults that tests must find: all by name, three in the default run"),
     "deploy": (kind_deploy, True, "deploy/quickstart on a copy of the tree"),
     "analyze": (kind_analyze, False, "clang's path analyzer over every file"),
     "kill": (kind_kill, False, "processes killed and stopped at every step of a run (-k PROCESS/STEP/FAULT: some)"),
@@ -255,7 +273,7 @@ def arguments():
     parser.add_argument("kinds", nargs="*", metavar="KIND", help="kinds to run, in this order")
     parser.add_argument("--json", metavar="FILE", help="write the outcome of every test")
     parser.add_argument("--minutes", type=float, help="fuzz: minutes for each target")
-    parser.add_argument("-k", dest="match", metavar="WORDS", help="e2e, load, deploy: only tests whose name matches (pytest -k)")
+    parser.add_argument("-k", dest="match", metavar="WORDS", help="e2e, load, deploy: only tests whose name matches (pytest -k); mutate: faults")
     options = parser.parse_args()
     for kind in options.kinds:
         if kind not in KINDS:

@@ -333,17 +333,26 @@ void to_link_side(struct rig *r, uint8_t type, const void *body, size_t n)
 	buf_free(&b);
 }
 
-static void hello(struct rig *r)
+void hello(struct rig *r, const uint8_t nonce[GUEST_NONCE_LEN])
 {
-	struct frame probe = from_channel_side(r, RF_CH_PROBE);
 	struct guest_hello h = { .protocol = GUEST_PROTOCOL, .kernel = "6.1.0-test", .agent = "0", .memory_mib = 512 };
 	struct buf b = BUF_INIT(4096);
 
-	assert_int_equal(probe.n, GUEST_NONCE_LEN);
-	memcpy(h.nonce, probe.body, GUEST_NONCE_LEN);
+	memcpy(h.nonce, nonce, GUEST_NONCE_LEN);
 	guest_hello_encode(&h, &b);
 	put(r->channel, RF_CB_HELLO, b.data, b.len);
 	buf_free(&b);
+}
+
+void to_probe(struct rig *r, uint8_t nonce[GUEST_NONCE_LEN])
+{
+	struct frame probe;
+
+	give_assignment(r);
+	put(r->channel, RF_CB_VMM_UP, NULL, 0);
+	probe = from_channel_side(r, RF_CH_PROBE);
+	assert_int_equal(probe.n, GUEST_NONCE_LEN);
+	memcpy(nonce, probe.body, GUEST_NONCE_LEN);
 	free(probe.body);
 }
 
@@ -375,9 +384,10 @@ void wait_channel(struct rig *r, uint8_t type)
 
 void to_start(struct rig *r)
 {
-	give_assignment(r);
-	put(r->channel, RF_CB_VMM_UP, NULL, 0);
-	hello(r);
+	uint8_t nonce[GUEST_NONCE_LEN];
+
+	to_probe(r, nonce);
+	hello(r, nonce);
 	wait_frame(r, RF_KEEPER_TO_LINK, RF_BL_START);
 }
 

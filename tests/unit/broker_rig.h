@@ -13,6 +13,7 @@
 #include "common/text.h"
 #include "common/wire.h"
 #include "proto/errcode.h"
+#include "proto/guest.h"
 #include "proto/link.h"
 #include "proto/role.h"
 #include "proto/tools.h"
@@ -92,6 +93,8 @@ void to_link_side(struct rig *r, uint8_t type, const void *body, size_t n);
 void ack(struct rig *r);
 void wait_frame(struct rig *r, uint8_t type, uint8_t inner);
 void wait_channel(struct rig *r, uint8_t type);
+void to_probe(struct rig *r, uint8_t nonce[GUEST_NONCE_LEN]); /* the broker waits for a hello with this nonce */
+void hello(struct rig *r, const uint8_t nonce[GUEST_NONCE_LEN]);
 void to_start(struct rig *r);
 void to_work(struct rig *r);
 void call_model(struct rig *r, const char *text);

@@ -113,8 +113,11 @@ static void meter(void *arg, int64_t *spent, int64_t *held)
 static void appended(void *arg, uint64_t seq)
 {
 	struct rig *r = arg;
+	struct spool_record rec;
+	struct err e;
 
 	assert_int_equal(seq, r->last + 1);
+	assert_int_equal(spool_read(r->spool, seq, &rec, &e), 1); /* told when it is written, never before */
 	r->last = seq;
 }
 
@@ -164,7 +167,7 @@ static void test_bucket(void **state)
 
 	(void)state;
 	rig_start(&r, 3);
-	while (events_ready(r.ev, now, &wait_ms)) {
+	while (n <= EVENT_RATE_PER_SECOND && events_ready(r.ev, now, &wait_ms)) {
 		assert_int_equal(events_guest(r.ev, &g, now, &e), 0);
 		n++;
 	}

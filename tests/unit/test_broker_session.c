@@ -3,6 +3,8 @@
 /* The broker process: each way a run can end, hand-over, files, the guest's events; what stands in the spool. */
 #include "broker_rig.h"
 
+#include <sys/syscall.h>
+
 static void test_cancel(void **state)
 {
 	struct rig r;
@@ -151,6 +153,7 @@ static void test_keeper_is_slow_to_kill(void **state)
 
 static void test_keeper_goes_away(void **state)
 {
+	struct pollfd ended = { .events = POLLIN };
 	struct rig r;
 	int status;
 
@@ -160,6 +163,9 @@ static void test_keeper_goes_away(void **state)
 	to_work(&r);
 	close(r.keeper);
 	r.keeper = -1;
+	ended.fd = (int)syscall(SYS_pidfd_open, r.pid, 0);
+	assert_int_equal(poll(&ended, 1, WAIT_MS), 1);
+	close(ended.fd);
 	assert_int_equal(waitpid(r.pid, &status, 0), r.pid);
 	assert_true(WIFEXITED(status));
 	r.pid = 0;
