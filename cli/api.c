@@ -227,6 +227,29 @@ static int exchange(struct api *api, const struct api_call *call, struct http_re
 	}
 }
 
+/* Whether an answer can be a service's: each of them has one of these members. */
+static bool ours(const struct json *v)
+{
+	static const struct {
+		const char *name;
+		enum json_type type;
+	} members[] = {
+		{ "id", JSON_STRING },
+		{ "name", JSON_STRING },
+		{ "organization_id", JSON_STRING },
+		{ "organization", JSON_OBJECT },
+		{ "data", JSON_ARRAY },
+	};
+
+	for (size_t i = 0; i < sizeof members / sizeof members[0]; i++) {
+		const struct json *m = json_get(v, members[i].name);
+
+		if (m != NULL && json_type(m) == members[i].type)
+			return true;
+	}
+	return false;
+}
+
 int api_ask(struct api *api, const struct api_call *call, struct answer *out)
 {
 	struct err e;
@@ -242,7 +265,7 @@ int api_ask(struct api *api, const struct api_call *call, struct answer *out)
 		term_complain("%s answers what is no JSON (%s): is this the URL of an Ephemeral service?", api->url, e.text);
 		return CLI_ASK;
 	}
-	return json_type(out->json) == JSON_OBJECT ? CLI_OK : api_stranger(api);
+	return json_type(out->json) == JSON_OBJECT && ours(out->json) ? CLI_OK : api_stranger(api);
 }
 
 int api_stranger(const struct api *api)
@@ -329,7 +352,9 @@ int api_problem(const struct api *api, const struct http_response *r)
 
 int api_print_json(const struct answer *a)
 {
-	if (a->raw.body.len > 0)
+	if (a->raw.body.len == 0)
+		fputs("{}", stdout); /* done, and nothing to say: still one JSON document */
+	else
 		fwrite(a->raw.body.data, 1, a->raw.body.len, stdout);
 	if (a->raw.body.len == 0 || a->raw.body.data[a->raw.body.len - 1] != '\n')
 		fputc('\n', stdout);

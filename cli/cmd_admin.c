@@ -12,7 +12,7 @@
 static void show_id(const struct json *v)
 {
 	if (json_get_text(v, "id") != NULL)
-		printf("%s\n", json_get_text(v, "id"));
+		term_say("%s", json_get_text(v, "id"));
 	if (!json_get_bool(v, "allow_emulated", true))
 		term_note("Its runs go to hosts with KVM only; `ephemeral admin org set %s --allow-emulated yes` "
 			  "lets them go to others.",
@@ -61,8 +61,8 @@ static void show_org(const struct json *v)
 	if (json_get_text(v, "name") == NULL)
 		return;
 	text_dollars(json_get_int(v, "balance_micros", 0), text);
-	printf("%s  %s  balance %s%s%s%s\n", json_get_text(v, "id"), json_get_text(v, "name"), text,
-			json_get_bool(v, "disabled", false) ? "  disabled" : "",
+	term_say("%s  %s  balance %s%s%s%s", json_get_text(v, "id") != NULL ? json_get_text(v, "id") : "?",
+			json_get_text(v, "name"), text, json_get_bool(v, "disabled", false) ? "  disabled" : "",
 			json_get_bool(v, "unlimited", false) ? "  unlimited" : "",
 			json_get_bool(v, "allow_emulated", false) ? "  emulated hosts allowed" : "");
 }
@@ -160,7 +160,7 @@ int cmd_org_credit(const struct args *a)
 static void show_key(const struct json *v)
 {
 	if (json_get_text(v, "key") != NULL)
-		printf("%s\n", json_get_text(v, "key"));
+		term_say("%s", json_get_text(v, "key"));
 	term_note("This is the only time the key is shown (id %s).", json_get_text(v, "id") != NULL ? json_get_text(v, "id") : "?");
 }
 
@@ -222,7 +222,7 @@ static void show_token(const struct json *v)
 {
 	if (json_get_text(v, "token") == NULL)
 		return;
-	printf("%s\n", json_get_text(v, "token"));
+	term_say("%s", json_get_text(v, "token"));
 	term_note("It is shown this once. Put it into the file that join_token_file of the host's noded.conf names "
 		  "(deploy/README.md).");
 }

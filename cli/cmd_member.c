@@ -8,7 +8,7 @@
 static void show_id(const struct json *v)
 {
 	if (json_get_text(v, "id") != NULL)
-		printf("%s\n", json_get_text(v, "id"));
+		term_say("%s", json_get_text(v, "id"));
 }
 
 int cmd_member_add(const struct args *a)

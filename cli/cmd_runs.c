@@ -321,7 +321,7 @@ int cmd_cancel(const struct args *a)
 		if (rc == CLI_OK && api.json)
 			(void)api_print_json(&answer);
 		else if (rc == CLI_OK)
-			printf("%s %s\n", id, run_over(answer.json) ? json_get_text(answer.json, "status") : "cancel requested");
+			term_say("%s %s", id, run_over(answer.json) ? json_get_text(answer.json, "status") : "cancel requested");
 		answer_free(&answer);
 	}
 	api_close(&api);

@@ -198,8 +198,9 @@ static int verdict(const struct exchange *x, CURLcode code, const char *error_te
 	case CURLE_OK: return 0;
 	case CURLE_ABORTED_BY_CALLBACK: return err_set(e, ERR_CONFLICT, "interrupted");
 	case CURLE_OPERATION_TIMEDOUT: return err_set(e, ERR_TIMEOUT, "%s does not answer in time", x->req->url);
-	case CURLE_URL_MALFORMAT:
-	case CURLE_UNSUPPORTED_PROTOCOL: return err_set(e, ERR_INVALID, "%s is no http or https URL", x->req->url);
+	case CURLE_URL_MALFORMAT: return err_set(e, ERR_INVALID, "%s is no http or https URL", x->req->url);
+	case CURLE_UNSUPPORTED_PROTOCOL: /* the URL was checked: the answer is none of HTTP */
+	case CURLE_WEIRD_SERVER_REPLY: return err_set(e, ERR_PROTOCOL, "%s does not speak HTTP: %s", x->req->url, why);
 	default: return err_set(e, ERR_UNAVAILABLE, "%s cannot be asked: %s", x->req->url, why);
 	}
 }

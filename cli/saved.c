@@ -54,10 +54,12 @@ int saved_url(const char *url, char out[SAVED_URL_MAX], struct err *e)
 	host = url + scheme;
 	if (scheme == 0 || host[0] == '\0' || host[0] == '/')
 		return err_set(e, ERR_INVALID,
-				"\"%s\" is no URL of a service: it must begin with http:// or https:// and name a host", url);
+				"\"%.60s\" is no URL of a service: it must begin with http:// or https:// and name a host",
+				strpbrk(url, "@?") ? "(not shown: it may hold a password)" : url);
 	for (const char *p = url; *p != '\0'; p++)
 		if ((unsigned char)*p <= ' ' || (unsigned char)*p >= 0x7f || strchr("@?#\\\"<>", *p) != NULL)
-			return err_set(e, ERR_INVALID, "\"%s\": a service's URL is scheme, host, port and path only", url);
+			return err_set(e, ERR_INVALID, /* which is not said again: a password may stand in it */
+					"a service's URL is scheme, host, port and path only: no user, no query, no blanks");
 	len = scheme + strcspn(host, "/");
 	for (size_t i = 0; i < len; i++)
 		out[i] = (char)tolower((unsigned char)out[i]);

@@ -68,16 +68,25 @@ const char *term_end(bool colour)
 	return colour ? "\033[0m" : "";
 }
 
-static void EPH_PRINTF(2, 0) line(const char *prefix, const char *fmt, va_list ap)
+static void EPH_PRINTF(4, 0) line(FILE *f, const char *prefix, bool lines, const char *fmt, va_list ap)
 {
 	char text[LINE_MAX_BYTES];
 	struct buf safe = BUF_INIT(6 * LINE_MAX_BYTES);
 	int n = vsnprintf(text, sizeof text, fmt, ap); /* NOLINT(clang-analyzer-valist.Uninitialized): started by the caller */
 	size_t len = n < 0 ? 0 : (size_t)n < sizeof text ? (size_t)n : sizeof text - 1;
 
-	if (text_safe(&safe, text, text_utf8_border(text, len), true))
-		fprintf(stderr, "%s%.*s\n", prefix, (int)safe.len, safe.data != NULL ? (const char *)safe.data : "");
+	if (text_safe(&safe, text, text_utf8_border(text, len), lines))
+		fprintf(f, "%s%.*s\n", prefix, (int)safe.len, safe.data != NULL ? (const char *)safe.data : "");
 	buf_free(&safe);
+}
+
+void term_say(const char *fmt, ...)
+{
+	va_list ap;
+
+	va_start(ap, fmt);
+	line(stdout, "", false, fmt, ap);
+	va_end(ap);
 }
 
 void term_note(const char *fmt, ...)
@@ -86,7 +95,7 @@ void term_note(const char *fmt, ...)
 
 	fflush(stdout); /* what was said before stands before, also where both go to one file */
 	va_start(ap, fmt);
-	line("", fmt, ap);
+	line(stderr, "", true, fmt, ap);
 	va_end(ap);
 }
 
@@ -95,7 +104,7 @@ void term_complain(const char *fmt, ...)
 	va_list ap;
 
 	va_start(ap, fmt);
-	line("ephemeral: ", fmt, ap);
+	line(stderr, "ephemeral: ", true, fmt, ap);
 	va_end(ap);
 }
 

@@ -24,6 +24,8 @@ size_t term_width(FILE *f);
 const char *term_begin(enum term_style s, bool colour);
 const char *term_end(bool colour);
 
+/* A line on standard output. Foreign text in it is escaped, line ends as well. */
+void term_say(const char *fmt, ...) EPH_PRINTF(1, 2);
 /* A note on standard error: one line. */
 void term_note(const char *fmt, ...) EPH_PRINTF(1, 2);
 /* "ephemeral: ..." on standard error. Foreign text in it is escaped. */

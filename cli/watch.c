@@ -25,9 +25,9 @@ struct state {
 	bool pause;          /* the stream was left to fetch the output */
 	bool live_line;      /* a transient line stands on the terminal */
 	bool outage_said;    /* "cannot be asked now" was said of the outage that lasts */
-	bool terminal;
-	double t;        /* of the last event */
-	int64_t t_at_ns; /* when it came */
+	bool terminal;       /* that may be moved on: never with NO_COLOR or TERM=dumb */
+	double t;            /* of the last event */
+	int64_t t_at_ns;     /* when it came */
 	const char *doing;
 	struct err error; /* of the stream's bytes */
 	bool broken;
@@ -85,6 +85,9 @@ static bool on_event(void *arg, const char *type, const char *id, const char *da
 	if (n == 0)
 		return true;
 	if (json_parse(data, n, &event, &s->error) != 0 || (seq = json_get_int(event, "seq", -1)) < 1) {
+		if (event != NULL)
+			(void)err_set(&s->error, ERR_PROTOCOL, "seq: is missing or no number of an event");
+		(void)err_wrap(&s->error, "an event that is none");
 		json_free(event);
 		s->broken = true;
 		return false;
@@ -112,10 +115,14 @@ static bool on_event(void *arg, const char *type, const char *id, const char *da
 static bool on_bytes(void *arg, const void *p, size_t n)
 {
 	struct state *s = arg;
+	struct err e;
 
-	if (sse_reader_feed(&s->reader, p, n, &s->error) == 0)
+	if (sse_reader_feed(&s->reader, p, n, &e) == 0)
 		return true;
-	s->broken |= s->error.code != ERR_CONFLICT;
+	if (!s->broken && e.code != ERR_CONFLICT) { /* else on_event said what is wrong with its data */
+		s->error = e;
+		s->broken = true;
+	}
 	return false;
 }
 
@@ -288,7 +295,7 @@ static int after_stream(
 
 int watch_run(struct watch *w)
 {
-	struct state s = { .w = w, .last_seq = w->after, .t_at_ns = clock_mono_ns(), .terminal = term_is_terminal(stdout) };
+	struct state s = { .w = w, .last_seq = w->after, .t_at_ns = clock_mono_ns(), .terminal = term_colour(stdout) };
 	int64_t lost_at_ns = clock_mono_ns(), wait_ms = BACKOFF_FIRST_MS;
 
 	interrupt_install();
