@@ -38,6 +38,10 @@ const char *cgroups_text(const struct cgroups *c);
 /* Calls back with the name of every group of ours that exists below the parents (any hierarchy; a name may come more than once). */
 void cgroups_each(const struct cgroups *c, const char *prefix, void (*fn)(void *arg, const char *name), void *arg);
 
+/* A parent that was used before: kills and removes what is named `….tag` below it, then the parent and the levels above it that are
+ * empty. False when something of it is still there: try again later. */
+bool cgroups_forget(const char *parent, const char *tag) EPH_MUST_CHECK;
+
 /* Makes the directories and sets the limits. A directory that is there already is an error: names are never used twice. */
 int cgroup_make(struct cgroups *c, const char *name, const struct cgroup_limits *limits, struct cgroup **out,
 		struct err *e) EPH_MUST_CHECK;

@@ -28,6 +28,13 @@ int files_mkdir(const char *path, mode_t mode, struct err *e)
 		return err_set_errno(e, "make directory %s", part);
 	if (stat(part, &st) != 0 || !S_ISDIR(st.st_mode))
 		return err_set(e, ERR_INVALID, "%s is no directory", part);
+	if (st.st_uid != geteuid())
+		return err_set(e, ERR_DENIED,
+				"%s belongs to user %u, who could change what noded (user %u) keeps there: chown %u %s", part,
+				(unsigned int)st.st_uid, (unsigned int)geteuid(), (unsigned int)geteuid(), part);
+	if (st.st_mode & (S_IWGRP | S_IWOTH))
+		return err_set(e, ERR_DENIED, "%s can be written to by others (mode %04o): chmod go-w %s", part,
+				(unsigned int)(st.st_mode & 07777), part);
 	return 0;
 }
 

@@ -7,7 +7,8 @@
 
 #include <sys/types.h>
 
-/* Makes `path` and what is above it. Only a directory that is made here gets `mode`; those above it get 0755. */
+/* Makes `path` and what is above it. Only a directory that is made here gets `mode`; those above it get 0755. One that is there
+ * already must be this user's, and nobody else may write to it. */
 int files_mkdir(const char *path, mode_t mode, struct err *e) EPH_MUST_CHECK;
 /* Writes dir/name through a temporary file, fsync and rename, then fsync of the directory. */
 int files_store(const char *dir, const char *name, const void *bytes, size_t n, mode_t mode, struct err *e) EPH_MUST_CHECK;

@@ -80,7 +80,9 @@ struct link_side {
 	struct event *restart; /* timer */
 	int64_t started_ms;
 	int backoff_ms;
-	char root[128]; /* where its tree is mounted */
+	struct cgroup *group; /* of the link that lives; NULL = none */
+	uint32_t groups;      /* made so far: each has a name of its own */
+	char root[128];       /* where its tree is mounted */
 };
 
 struct keeper {
@@ -115,6 +117,9 @@ void keeper_maybe_stopped(struct keeper *k); /* when stopping: leaves the loop a
 /* link_side.c */
 int link_side_start(struct keeper *k, struct err *e) EPH_MUST_CHECK;
 void link_side_stop(struct keeper *k);
+/* link_group.c: the group that holds the next link, and its end. */
+int link_group_begin(struct keeper *k, struct jail_job *job, struct err *e) EPH_MUST_CHECK;
+void link_group_end(struct keeper *k);
 void link_side_send(struct keeper *k, uint8_t type, const void *body, size_t n);
 void link_side_capacity(struct keeper *k);
 void link_side_vm(struct keeper *k, struct vm *vm); /* RF_LINK_VM with the spool, then what is unanswered */

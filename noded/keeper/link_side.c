@@ -19,7 +19,6 @@
 #include <unistd.h>
 
 #define LINK_QUEUE_MAX (64 * 1024 * 1024) /* ends with their outputs, when a new link is told of many runs at once */
-#define BACKOFF_MIN_MS 200
 #define BACKOFF_MAX_MS 10000
 #define GOOD_LIFE_MS 60000 /* a link that lived this long starts over with the least backoff */
 
@@ -320,12 +319,15 @@ static void on_frames_end(void *arg, const struct err *e)
 		child_kill(k->link.child);
 }
 
-static void schedule_restart(struct keeper *k)
+/* Returns how long it waits. */
+static int schedule_restart(struct keeper *k)
 {
-	struct timeval tv = { .tv_sec = k->link.backoff_ms / 1000, .tv_usec = k->link.backoff_ms % 1000 * 1000 };
+	const int ms = vm_link_pause_ms(k->link.backoff_ms, k->lease_deadline_boot_ns, clock_boot_ns());
+	const struct timeval tv = { .tv_sec = ms / 1000, .tv_usec = ms % 1000 * 1000 };
 
 	if (!k->stopping)
 		event_add(k->link.restart, &tv);
+	return ms;
 }
 
 static void on_link_exec(void *arg, const struct err *e)
@@ -339,15 +341,17 @@ static void on_link_exit(void *arg, int status)
 {
 	struct keeper *k = arg;
 	char text[64];
+	int pause_ms;
 
 	child_status_text(status, text);
 	k->link.child = NULL;
 	drop_frames(k);
 	if (clock_boot_ms() - k->link.started_ms >= GOOD_LIFE_MS)
-		k->link.backoff_ms = BACKOFF_MIN_MS;
+		k->link.backoff_ms = LINK_RESTART_MIN_MS;
+	link_group_end(k);
+	pause_ms = schedule_restart(k);
 	if (!k->stopping)
-		log_warn("link ended status=\"%s\" restart_ms=%d", text, k->link.backoff_ms);
-	schedule_restart(k);
+		log_warn("link ended status=\"%s\" restart_ms=%d", text, pause_ms);
 	k->link.backoff_ms = k->link.backoff_ms * 2 < BACKOFF_MAX_MS ? k->link.backoff_ms * 2 : BACKOFF_MAX_MS;
 	keeper_maybe_stopped(k);
 }
@@ -360,9 +364,15 @@ static int spawn_link(struct keeper *k, int fd, struct err *e)
 	int rc = vm_link_job(k, &job, e);
 
 	if (rc == 0)
-		rc = jail_spawn(&job, JAIL_NET_HOST, -1, &fd, 1, &spawned, e);
+		rc = link_group_begin(k, &job, e);
+	if (rc == 0)
+		rc = jail_spawn(&job, JAIL_NET_HOST, cgroup_dir_fd(k->link.group), &fd, 1, &spawned, e);
 	jail_job_free(&job);
-	return rc ? -1 : child_new(k->base, &spawned, &ops, &k->link.child, e);
+	if (rc == 0)
+		rc = child_new(k->base, &spawned, &ops, &k->link.child, e);
+	if (rc != 0)
+		link_group_end(k);
+	return rc;
 }
 
 static int start_once(struct keeper *k, struct err *e)
@@ -414,7 +424,7 @@ static void on_restart(evutil_socket_t fd, short what, void *arg)
 
 int link_side_start(struct keeper *k, struct err *e)
 {
-	k->link.backoff_ms = BACKOFF_MIN_MS;
+	k->link.backoff_ms = LINK_RESTART_MIN_MS;
 	k->link.restart = event_new(k->base, -1, 0, on_restart, k);
 	if (!k->link.restart)
 		return err_set(e, ERR_NOMEM, "no memory");
@@ -429,6 +439,7 @@ void link_side_stop(struct keeper *k)
 	if (k->link.child)
 		child_drop(k->link.child);
 	k->link.child = NULL;
+	link_group_end(k);
 	if (k->link.restart)
 		event_free(k->link.restart);
 	k->link.restart = NULL;

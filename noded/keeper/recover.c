@@ -8,6 +8,7 @@
 #include "common/log.h"
 #include "common/text.h"
 #include "jail/cgroup.h"
+#include "keeper/files.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -21,6 +22,10 @@
 #include <unistd.h>
 
 #define KILL_WAIT_MS 2000
+#define PARENTS_FILE "cgroup-parents"
+#define PARENTS_BYTES 8192
+#define FORGET_TRIES 20
+#define FORGET_PAUSE_MS 10
 
 struct recovery {
 	struct keeper *keeper;
@@ -121,6 +126,52 @@ static void remove_directories(struct keeper *k)
 	closedir(d);
 }
 
+/* Its processes are killed already; the kernel may take a moment to be done with them. */
+static bool forget_parent(const struct keeper *k, const char *parent)
+{
+	for (int tries = 0; tries < FORGET_TRIES; tries++) {
+		if (cgroups_forget(parent, k->tag))
+			return true;
+		poll(NULL, 0, FORGET_PAUSE_MS);
+	}
+	return false;
+}
+
+/*
+ * The parents of groups that this noded had: a text, one a line, the present one last. Those before it are removed as soon as they
+ * can be; the rest stays written for the next start.
+ */
+static void forget_parents(struct keeper *k)
+{
+	const char *now = k->config->cgroup_parent ? k->config->cgroup_parent : "";
+	struct buf had = BUF_INIT(PARENTS_BYTES), left = BUF_INIT(PARENTS_BYTES);
+	char path[600], line[CGROUP_PATH_MAX];
+	const char *at = "";
+	struct err e;
+
+	if (text_fmt(path, sizeof(path), "%s/%s", k->config->state_dir, PARENTS_FILE) && files_load(path, &had, &e) == 0 &&
+			buf_cstr(&had))
+		at = (const char *)had.data;
+	while (*at) {
+		size_t n = strcspn(at, "\n");
+		bool whole = text_fmt(line, sizeof(line), "%.*s", (int)n, at);
+
+		at += at[n] ? n + 1 : n;
+		if (!whole || strcmp(line, now) == 0)
+			continue;
+		if (forget_parent(k, line))
+			log_info("an earlier cgroup_parent is gone path=%s", line);
+		else if (!buf_add_str(&left, line) || !buf_add_str(&left, "\n"))
+			log_warn("too many earlier parents of groups to note path=%s", line);
+	}
+	if (*now && !(buf_add_str(&left, now) && buf_add_str(&left, "\n")))
+		log_warn("too many earlier parents of groups to note");
+	if (files_store(k->config->state_dir, PARENTS_FILE, left.len ? left.data : (const uint8_t *)"", left.len, 0600, &e) != 0)
+		log_warn("cannot note cgroup_parent, so it stays behind when it is changed error=\"%s\"", e.text);
+	buf_free(&had);
+	buf_free(&left);
+}
+
 void recover_look_at_slots(struct keeper *k)
 {
 	uint32_t before = slots_free_count(k->slots), foreign = slots_look(k->slots);
@@ -141,6 +192,8 @@ int recover(struct keeper *k, struct err *e)
 	if (journal_each(k->journal_dir, on_entry, &r, e))
 		return err_wrap(e, "journal");
 	cgroups_each(k->host.cgroups, "vm_", on_group, &r);
+	cgroups_each(k->host.cgroups, "link_", on_group, &r);
+	forget_parents(k);
 	if (r.runs + r.groups > 0)
 		log_warn("an earlier noded left runs=%u groups=%u", r.runs, r.groups);
 	recover_look_at_slots(k);

@@ -62,3 +62,12 @@ int64_t vm_lease_later(int64_t have, int64_t offered, int64_t now_ns)
 		offered = now_ns + VM_LEASE_LONGEST_NS;
 	return offered > have ? offered : have;
 }
+
+int vm_link_pause_ms(int backoff_ms, int64_t lease_ns, int64_t now_ns)
+{
+	int64_t share_ms = lease_ns > now_ns ? (lease_ns - now_ns) / 4000000 : INT32_MAX;
+
+	if (share_ms < LINK_RESTART_MIN_MS)
+		share_ms = LINK_RESTART_MIN_MS;
+	return backoff_ms < share_ms ? backoff_ms : (int)share_ms;
+}

@@ -83,4 +83,11 @@ enum vm_overdue vm_overdue(const struct vm_watch *w, int64_t now_ns);
 #define VM_LEASE_LONGEST_NS INT64_C(3600000000000)
 int64_t vm_lease_later(int64_t have, int64_t offered, int64_t now_ns);
 
+/*
+ * How long the next link may be waited for, when `backoff_ms` is what its earlier ends call for: never more than a quarter of what
+ * is left of the lease, because only a link renews it and every VM here dies with it. At least LINK_RESTART_MIN_MS.
+ */
+#define LINK_RESTART_MIN_MS 200
+int vm_link_pause_ms(int backoff_ms, int64_t lease_ns, int64_t now_ns);
+
 #endif

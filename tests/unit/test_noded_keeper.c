@@ -4,10 +4,13 @@
 
 #include "common/text.h"
 #include "keeper/admission.h"
+#include "keeper/files.h"
 #include "keeper/journal.h"
 #include "keeper/slots.h"
 #include "keeper/vm_step.h"
 
+#include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* --- journal ------------------------------------------------------------------------------------------------------------------ */
@@ -314,6 +317,64 @@ static void lease_only_grows(void **state)
 	assert_int_equal(vm_lease_later(165 * s, INT64_MIN, 110 * s), 165 * s);
 }
 
+/* However often link fails, the wait for the next one leaves it most of the lease to be renewed in. */
+static void link_comes_back_within_the_lease(void **state)
+{
+	const int64_t s = 1000000000;
+
+	(void)state;
+	assert_int_equal(vm_link_pause_ms(10000, 0, 100 * s), 10000);       /* never granted */
+	assert_int_equal(vm_link_pause_ms(10000, 99 * s, 100 * s), 10000);  /* over: nothing to lose */
+	assert_int_equal(vm_link_pause_ms(10000, 155 * s, 100 * s), 10000); /* 60 s: as before */
+	assert_int_equal(vm_link_pause_ms(10000, 106 * s, 100 * s), 1500);
+	assert_int_equal(vm_link_pause_ms(800, 106 * s, 100 * s), 800);
+	assert_int_equal(vm_link_pause_ms(10000, 100 * s + s / 2, 100 * s), LINK_RESTART_MIN_MS);
+	assert_int_equal(vm_link_pause_ms(10000, INT64_MAX, 100 * s), 10000);
+	for (int64_t lease_ms = 1000; lease_ms <= 60000; lease_ms += 500) {
+		int64_t now = 100 * s, until = now + lease_ms * 1000000;
+		int lives = 0;
+
+		for (int backoff = LINK_RESTART_MIN_MS; lives < 4; lives++, backoff = backoff * 2 < 10000 ? backoff * 2 : 10000)
+			now += vm_link_pause_ms(backoff, until, now) * INT64_C(1000000);
+		assert_true(now < until); /* four links that failed at once, and a fifth is there in time */
+	}
+}
+
+/* --- directories -------------------------------------------------------------------------------------------------------------- */
+
+static void directories_of_others_are_refused(void **state)
+{
+	static const mode_t open_to[] = { 0720, 0702, 0777, 01777 };
+	char top[] = "/tmp/eph-test-keeper-XXXXXX", path[128], command[160];
+	struct stat st;
+	struct err e;
+
+	(void)state;
+	assert_non_null(mkdtemp(top));
+	assert_true(text_fmt(path, sizeof(path), "%s/a/state", top));
+	assert_int_equal(files_mkdir(path, 0700, &e), 0);
+	assert_int_equal(files_mkdir(path, 0700, &e), 0);
+	assert_int_equal(stat(path, &st), 0);
+	assert_int_equal(st.st_mode & 07777, 0700);
+	assert_int_equal(chmod(path, 0755), 0);
+	assert_int_equal(files_mkdir(path, 0700, &e), 0);
+	for (size_t i = 0; i < sizeof(open_to) / sizeof(open_to[0]); i++) {
+		assert_int_equal(chmod(path, open_to[i]), 0);
+		assert_int_equal(files_mkdir(path, 0700, &e), -1);
+		assert_non_null(strstr(e.text, path));
+		assert_non_null(strstr(e.text, "chmod go-w"));
+	}
+	assert_int_equal(chmod(path, 0700), 0);
+	if (geteuid() == 0) {
+		assert_int_equal(chown(path, 12345, 12345), 0);
+		assert_int_equal(files_mkdir(path, 0700, &e), -1);
+		assert_non_null(strstr(e.text, "belongs to user 12345"));
+		assert_non_null(strstr(e.text, "chown 0"));
+	}
+	assert_true(text_fmt(command, sizeof(command), "rm -rf %s", top));
+	assert_int_equal(system(command), 0);
+}
+
 /* In no state is the broker told, or the entry forgotten, while anything of the VM is left. */
 static void steps_never_early(void **state)
 {
@@ -353,6 +414,8 @@ int main(void)
 		cmocka_unit_test(overdue),
 		cmocka_unit_test(one_receipt),
 		cmocka_unit_test(lease_only_grows),
+		cmocka_unit_test(link_comes_back_within_the_lease),
+		cmocka_unit_test(directories_of_others_are_refused),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
