@@ -2,6 +2,7 @@
 #include "noded/config.h"
 
 #include "common/text.h"
+#include "link/peer.h"
 
 #include <stddef.h>
 #include <string.h>
@@ -159,8 +160,39 @@ static int absolute(const char *key, const char *path, struct err *e)
 	return err_set(e, ERR_INVALID, "%s = %s must be an absolute path", key, path);
 }
 
+/* Here, and not first in link, which would be started again and again for a mistake that it cannot get over. */
+static int check_controlds(const char *list, struct err *e)
+{
+	static const char scheme[] = "tls+tcp://";
+	size_t count = 0;
+
+	for (const char *s = list; *s != '\0';) {
+		size_t n = strcspn(s, ", ");
+		char address[513], host[256];
+		uint16_t port;
+
+		if (n > 0) {
+			if (++count > PEER_ADDRESSES_MAX)
+				return err_set(e, ERR_INVALID, "controld names more than %d addresses", PEER_ADDRESSES_MAX);
+			if (!text_fmt(address, sizeof(address), "%.*s", (int)n, s))
+				return err_set(e, ERR_INVALID, "controld = an address is longer than 512 bytes");
+			if (strncmp(address, scheme, sizeof(scheme) - 1) != 0)
+				return err_set(e, ERR_INVALID, "controld = %s must begin with %s", address, scheme);
+			if (config_addr(address + sizeof(scheme) - 1, host, sizeof(host), &port, e) != 0)
+				return err_wrap(e, "controld");
+			if (host[0] == '\0' || port == 0)
+				return err_set(e, ERR_INVALID, "controld = %s must name a host and a port from 1 to 65535",
+						address);
+		}
+		s += n + (s[n] != '\0');
+	}
+	return 0;
+}
+
 static int check(const struct noded_config *c, struct err *e)
 {
+	if (c->controld && check_controlds(c->controld, e))
+		return -1;
 	if (absolute("state_dir", c->state_dir, e) || absolute("run_dir", c->run_dir, e) || absolute("image_dir", c->image_dir, e))
 		return -1;
 	if (c->join_token_file && absolute("join_token_file", c->join_token_file, e))
