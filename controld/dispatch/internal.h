@@ -1,7 +1,7 @@
 /*
- * Between the files of dispatch/: the server (server.c: nng, contexts, pipes), its listener and watchdog (listener.c), the requests
- * (requests.c, enrol.c) and the polls (next.c). All on the loop's thread; see server.c for the three places where nng's threads
- * come in.
+ * Between the files of dispatch/: the server (server.c), the life of a request (request.c), pipes (pipes.c), the listener and its
+ * watchdog (listener.c), what is asked (requests.c, enrol.c) and the polls (next.c). All on the loop's thread; see server.c for the
+ * three places where nng's threads come in.
  */
 #ifndef CONTROLD_DISPATCH_INTERNAL_H
 #define CONTROLD_DISPATCH_INTERNAL_H
@@ -112,7 +112,11 @@ struct dispatch {
 	size_t held_bytes;
 };
 
-/* server.c */
+/* request.c */
+bool request_add(struct dispatch *d); /* one more context, receiving; false: no memory */
+/* Its aio is done (from the inbox): a request came, or an answer went out. */
+void request_completed(struct request *r);
+void request_free(struct request *r); /* when nng is closed */
 void request_reply(struct request *r, const struct buf *body);
 void request_refuse(struct request *r, enum link_result result, const char *text);
 /* For a store function that said -1, or called back with an error: LINK_BUSY, logged when it is ours. */
