@@ -154,7 +154,11 @@ static const char *end_reason(const struct broker *b)
 static void step_destroy(struct broker *b)
 {
 	struct buf reason = BUF_INIT(256);
+	struct model_report report;
 
+	/* An end has closed the call that was under way; of a run that was taken away nobody pays for another attempt. */
+	if (b->model != NULL && model_cancel(b->model, &report))
+		log_warn("model call of a fenced run cut off run=%s call=%u", b->a.run_id, report.call);
 	b->killed_ns = clock_boot_ns();
 	wire_put_str(&reason, end_reason(b));
 	if (!framed_send(b->keeper, RF_KEEPER_DESTROY, reason.data, reason.len) || b->code == ERRCODE_LEASE_EXPIRED)
