@@ -13,10 +13,33 @@ void buf_init(struct buf *b, size_t max)
 	*b = (struct buf)BUF_INIT(max);
 }
 
+static void give_up(const struct buf *b)
+{
+	if (b->wipe && b->data)
+		explicit_bzero(b->data, b->cap);
+	free(b->data);
+}
+
 void buf_free(struct buf *b)
 {
-	free(b->data);
+	bool wipe = b->wipe;
+
+	give_up(b);
 	buf_init(b, b->max);
+	b->wipe = wipe;
+}
+
+/* realloc leaves what it moved from as it was. */
+static uint8_t *move_wiped(const struct buf *b, size_t cap)
+{
+	uint8_t *data = malloc(cap);
+
+	if (!data)
+		return NULL;
+	if (b->len > 0)
+		memcpy(data, b->data, b->len);
+	give_up(b);
+	return data;
 }
 
 void buf_reset(struct buf *b)
@@ -41,7 +64,7 @@ static bool grow(struct buf *b, size_t n)
 		cap = cap > SIZE_MAX / 2 ? need : cap * 2;
 	if (b->max < SIZE_MAX && cap > b->max + 1)
 		cap = b->max + 1;
-	data = realloc(b->data, cap);
+	data = b->wipe ? move_wiped(b, cap) : realloc(b->data, cap);
 	if (!data)
 		return false;
 	b->data = data;
@@ -108,14 +131,15 @@ void buf_commit(struct buf *b, size_t n)
 
 void buf_consume(struct buf *b, size_t n)
 {
-	if (n >= b->len) {
-		b->len = 0;
+	size_t had = b->len;
+
+	if (n == 0 || had == 0)
 		return;
-	}
-	if (n == 0)
-		return;
-	memmove(b->data, b->data + n, b->len - n);
-	b->len -= n;
+	b->len = n >= had ? 0 : had - n;
+	if (b->len > 0)
+		memmove(b->data, b->data + n, b->len);
+	if (b->wipe)
+		explicit_bzero(b->data + b->len, had - b->len);
 }
 
 const char *buf_cstr(struct buf *b)

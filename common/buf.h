@@ -18,15 +18,16 @@ struct buf {
 	size_t cap;
 	size_t max;  /* most bytes it will hold; appending more fails and sets `failed` */
 	bool failed; /* sticky: an append did not fit or memory ran out */
+	bool wipe;   /* it may hold secrets: memory that it gives up is overwritten first */
 };
 
 #define BUF_INIT(max_bytes)                                                                                                        \
 	{                                                                                                                          \
-		.data = NULL, .len = 0, .cap = 0, .max = (max_bytes), .failed = false                                              \
+		.data = NULL, .len = 0, .cap = 0, .max = (max_bytes), .failed = false, .wipe = false                               \
 	}
 
 void buf_init(struct buf *b, size_t max);
-void buf_free(struct buf *b);  /* frees the bytes and leaves an empty buffer of the same bound */
+void buf_free(struct buf *b);  /* frees the bytes and leaves an empty buffer of the same bound and kind */
 void buf_reset(struct buf *b); /* len = 0, failed = false, keeps memory */
 /* Appends; false (and sticky `failed`) when it would pass `max` or memory ran out. Nothing is appended then. */
 bool buf_add(struct buf *b, const void *p, size_t n);

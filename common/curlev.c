@@ -12,6 +12,7 @@
 #include "text.h"
 
 #include <event2/event.h>
+#include <malloc.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,6 +33,32 @@ struct watch {
 };
 
 static void settle(struct curlev *c);
+
+/* --- curl's memory: it holds copies of what is sent, keys too, so that nothing is given up unwiped -------------------------------
+ */
+
+static void wipe_free(void *p)
+{
+	if (p)
+		explicit_bzero(p, malloc_usable_size(p));
+	free(p);
+}
+
+static void *wipe_realloc(void *p, size_t n)
+{
+	size_t had = p ? malloc_usable_size(p) : 0;
+	void *moved = malloc(n);
+
+	if (!moved)
+		return NULL;
+	if (p)
+		memcpy(moved, p, had < n ? had : n);
+	wipe_free(p);
+	return moved;
+}
+
+/* --- the loop ------------------------------------------------------------------------------------------------------------------
+ */
 
 static void kick(struct curlev *c)
 {
@@ -230,7 +257,7 @@ int curlev_new(struct event_base *base, int max_connections, struct curlev **out
 	struct curlev *c;
 
 	*out = NULL;
-	if (curl_global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK)
+	if (curl_global_init_mem(CURL_GLOBAL_DEFAULT, malloc, wipe_free, wipe_realloc, strdup, calloc) != CURLE_OK)
 		return err_set(e, ERR_INTERNAL, "http: libcurl cannot be initialised");
 	c = calloc(1, sizeof(*c));
 	if (!c)

@@ -40,14 +40,23 @@ static curl_socket_t open_socket(void *arg, curlsocktype purpose, struct curl_so
 	return socket(a->family, a->socktype | SOCK_CLOEXEC, a->protocol);
 }
 
-/* A pooled connection may have been opened for a call with wider rights: its address is judged again for this one. */
+/*
+ * Right before a request's first byte, also when curl begins again by itself. A pooled connection may have been opened for a call
+ * with wider rights: its address is judged again for this one. And a body of which curl has taken a byte is not begun again, see
+ * set_method.
+ */
 static int before_request(void *arg, char *remote, char *local, int remote_port, int local_port)
 {
+	struct curl_call *call = arg;
 	struct sockaddr_in in = { .sin_family = AF_INET, .sin_port = htons((uint16_t)remote_port) };
 	struct sockaddr_in6 in6 = { .sin6_family = AF_INET6, .sin6_port = htons((uint16_t)remote_port) };
 
 	(void)local;
 	(void)local_port;
+	if (call->body_at > 0) {
+		err_set(&call->error, ERR_UNAVAILABLE, "the connection was closed in the middle of the request");
+		return CURL_PREREQFUNC_ABORT;
+	}
 	if (inet_pton(AF_INET, remote, &in.sin_addr) == 1)
 		return allowed(arg, (struct sockaddr *)(void *)&in, sizeof(in)) ? CURL_PREREQFUNC_OK : CURL_PREREQFUNC_ABORT;
 	if (inet_pton(AF_INET6, remote, &in6.sin6_addr) == 1)
@@ -193,6 +202,7 @@ static enum err_code code_of(CURLcode result)
 	case CURLE_URL_MALFORMAT:
 	case CURLE_LOGIN_DENIED: return ERR_INVALID;
 	case CURLE_OUT_OF_MEMORY: return ERR_NOMEM;
+	case CURLE_PEER_FAILED_VERIFICATION: return ERR_DENIED; /* it cannot prove who it is, and will not next time */
 	case CURLE_WEIRD_SERVER_REPLY:
 	case CURLE_BAD_CONTENT_ENCODING: return ERR_PROTOCOL;
 	case CURLE_BAD_FUNCTION_ARGUMENT:
@@ -351,9 +361,25 @@ static CURLcode restrict_call(struct curl_call *call)
 	return rc;
 }
 
+/* curl takes the body from us, piece by piece, once. */
+static size_t give_body(char *out, size_t size, size_t count, void *arg)
+{
+	struct curl_call *call = arg;
+	size_t n = size * count, left = call->req.body_len - call->body_at;
+
+	if (n > left)
+		n = left;
+	if (n > 0)
+		memcpy(out, (const char *)call->body + call->body_at, n);
+	call->body_at += n;
+	return n;
+}
+
 /*
- * Method and body. curl sends a request again by itself when a pooled connection turns out dead. For anything but GET, HEAD and
- * OPTIONS that would be a second call that nobody paid for or asked for, so those always get a connection of their own.
+ * Method and body. When a pooled connection turns out dead, curl sends the request again by itself. That must never be a second
+ * call that nobody paid for or asked for. With a body it cannot be: curl may begin again only while it has taken nothing of the
+ * body (before_request; and there is no callback by which it could go back), and a head without its body is no request. Without a
+ * body, anything but GET, HEAD and OPTIONS gets a connection of its own.
  */
 static CURLcode set_method(struct curl_call *call, const struct curl_request *req)
 {
@@ -366,14 +392,19 @@ static CURLcode set_method(struct curl_call *call, const struct curl_request *re
 		SET(CURLOPT_NOBODY, 1L);
 		return rc;
 	}
-	if (req->body_len > 0 || wants_length) {
+	if (req->body_len > 0) {
 		SET(CURLOPT_POST, 1L);
-		SET(CURLOPT_POSTFIELDS, req->body_len > 0 ? (const char *)call->body : "");
+		SET(CURLOPT_READFUNCTION, give_body);
+		SET(CURLOPT_READDATA, call);
 		SET(CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)req->body_len);
+	} else if (wants_length) {
+		SET(CURLOPT_POST, 1L);
+		SET(CURLOPT_POSTFIELDS, "");
+		SET(CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)0);
 	}
 	if (strcmp(req->method, "GET") != 0 || req->body_len > 0)
 		SET(CURLOPT_CUSTOMREQUEST, req->method);
-	if (!safe || req->body_len > 0)
+	if (!safe && req->body_len == 0)
 		SET(CURLOPT_FRESH_CONNECT, 1L);
 	return rc;
 }

@@ -11,7 +11,8 @@ struct curl_call {
 	struct curlev *c;
 	CURL *easy;
 	struct curl_slist *headers;
-	void *body;              /* our copy; curl reads from it */
+	void *body;              /* our copy; curl reads from it, once */
+	size_t body_at;          /* of it, given to curl */
 	struct curl_request req; /* callbacks, argument and limits only: its pointers to the caller's memory are cleared */
 	struct err error;        /* what stopped the transfer on our side; code ERR_NONE otherwise */
 	char curl_says[CURL_ERROR_SIZE];

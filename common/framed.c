@@ -67,6 +67,7 @@ static void drop_head(struct framed *f)
 		f->tail = &f->head;
 	f->queued -= o->len - o->sent;
 	close_fds(o->fds, &o->fd_count);
+	explicit_bzero(o->bytes, o->len); /* some frames carry secrets, and no frame is so large that it would matter */
 	free(o);
 }
 
@@ -348,6 +349,7 @@ int framed_new(struct event_base *base, const struct framed_options *opt, struct
 	f->tail = &f->head;
 	/* A whole frame plus one read: a frame is delivered as soon as it is whole. */
 	buf_init(&f->in, opt->max_frame + HEAD + 2 * READ_BYTES);
+	f->in.wipe = true;
 	if (flags < 0 || fcntl(opt->fd, F_SETFL, flags | O_NONBLOCK) != 0) {
 		err_set_errno(e, "frame: set descriptor %d non-blocking", opt->fd);
 		destroy(f);

@@ -23,8 +23,10 @@
 
 #define CONNECT_TIMEOUT_MS 10000
 #define ERROR_BODY_MAX (64 * 1024)
+#define LINGER_MS 50 /* between the answer's last word and the end of its body */
 
 static void attempt_start(struct model *m);
+static void on_linger(evutil_socket_t fd, short what, void *arg);
 
 static void on_retry_timer(evutil_socket_t fd, short what, void *arg)
 {
@@ -43,9 +45,10 @@ struct model *model_new(const struct model_options *opt)
 	m->limit_param = opt->a->model.limit_param;
 	m->known_tokens = -1;
 	m->timer = event_new(opt->base, -1, 0, on_retry_timer, m);
+	m->linger = event_new(opt->base, -1, 0, on_linger, m);
 	buf_init(&m->body, MODEL_REQUEST_MAX);
 	buf_init(&m->error_body, ERROR_BODY_MAX);
-	if (m->timer == NULL || !text_copy(m->key, sizeof(m->key), opt->key)) {
+	if (m->timer == NULL || m->linger == NULL || !text_copy(m->key, sizeof(m->key), opt->key)) {
 		model_free(m);
 		return NULL;
 	}
@@ -60,6 +63,8 @@ void model_free(struct model *m)
 		curl_call_cancel(m->http);
 	if (m->timer != NULL)
 		event_free(m->timer);
+	if (m->linger != NULL)
+		event_free(m->linger);
 	model_stream_free(m->stream);
 	buf_free(&m->body);
 	buf_free(&m->error_body);
@@ -83,6 +88,7 @@ static void report_fill(struct model *m, const char *finish)
 static void attempt_clear(struct model *m)
 {
 	m->http = NULL;
+	event_del(m->linger);
 	model_stream_free(m->stream);
 	m->stream = NULL;
 	buf_reset(&m->error_body);
@@ -193,10 +199,25 @@ static bool on_data(void *arg, const uint8_t *p, size_t n)
 	}
 	if (model_stream_feed(m->stream, p, n, &m->stream_error) < 0)
 		return false;
-	return !model_stream_done(m->stream); /* what would follow [DONE] is not waited for */
+	/* The answer is over. The end of its body keeps the connection for the next call; it is not waited for much longer. */
+	if (model_stream_done(m->stream) && !event_pending(m->linger, EV_TIMEOUT, NULL))
+		event_add(m->linger, &(struct timeval){ 0, LINGER_MS * 1000 });
+	return true;
 }
 
 static void on_done(void *arg, int status, const struct err *e);
+
+static void on_linger(evutil_socket_t fd, short what, void *arg)
+{
+	struct model *m = arg;
+
+	(void)fd;
+	(void)what;
+	if (m->http == NULL)
+		return;
+	curl_call_cancel(m->http);
+	on_done(m, m->status, NULL);
+}
 
 static int send_request(struct model *m, int64_t timeout_ms, struct err *e)
 {

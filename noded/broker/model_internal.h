@@ -22,11 +22,12 @@ struct model {
 	struct buf body; /* prefix, then the attempt's tail */
 	size_t prefix_len;
 	uint32_t wish_tokens;
-	int64_t started_ms;  /* CLOCK_BOOTTIME */
-	int64_t deadline_ms; /* of all attempts together, CLOCK_BOOTTIME */
-	bool half_retried;   /* a reply that broke off was asked for again */
-	bool counted;        /* in usage.model_calls: its first 2xx head came */
-	struct event *timer; /* the next attempt */
+	int64_t started_ms;   /* CLOCK_BOOTTIME */
+	int64_t deadline_ms;  /* of all attempts together, CLOCK_BOOTTIME */
+	bool half_retried;    /* a reply that broke off was asked for again */
+	bool counted;         /* in usage.model_calls: its first 2xx head came */
+	struct event *timer;  /* the next attempt */
+	struct event *linger; /* how long the end of an answer's body is waited for */
 
 	/* The attempt under way; http NULL between attempts. */
 	struct curl_call *http;

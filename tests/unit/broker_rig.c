@@ -170,7 +170,7 @@ static bool get(int fd, struct frame *f, int64_t until_ms)
 
 void rig_defaults(struct rig *r)
 {
-	*r = (struct rig){ .lease_ms = 60000, .boot_ms = 10000, .next_call = 1 };
+	*r = (struct rig){ .lease_ms = 60000, .boot_ms = 10000, .next_call = 1, .key = "sk-canary-7f3a" };
 	r->a = (struct assignment){ .run_id = RUN,
 		.attempt = 1,
 		.queued_at_ms = 1700000000000,
@@ -246,7 +246,7 @@ void rig_start(struct rig *r, const char *const *answers)
 void give_assignment(struct rig *r)
 {
 	struct buf a = BUF_INIT(ASSIGNMENT_MAX), s = BUF_INIT(4096), body = BUF_INIT(ROLE_FRAME_MAX);
-	struct run_secrets secrets = { .model_key = "sk-canary-7f3a" };
+	struct run_secrets secrets = { .model_key = "" };
 	struct role_broker_assign ra = { .received_boot_ns = clock_boot_ns(),
 		.boot_deadline_ms = r->boot_ms,
 		.image = "debian-12",
@@ -255,6 +255,7 @@ void give_assignment(struct rig *r)
 		.jail = "full",
 		.start_mode = "cold" };
 
+	assert_true(text_copy(secrets.model_key, sizeof(secrets.model_key), r->key));
 	assignment_encode(&r->a, &a);
 	run_secrets_encode(&secrets, &s);
 	ra.assignment = a.data;

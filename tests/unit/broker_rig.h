@@ -74,6 +74,7 @@ struct rig {
 	struct assign_file files[2];
 	int64_t lease_ms, boot_ms;
 	uint32_t next_call;
+	char key[64]; /* the provider's */
 	struct run_end end;
 	bool ended;
 	uint8_t refuse_failed;

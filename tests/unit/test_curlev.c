@@ -532,11 +532,14 @@ static void test_nothing_is_sent_twice(void **state)
 	snprintf(where, sizeof(where), "http://127.0.0.1:%u/", ntohs(a.sin_port));
 	run("GET", where, NULL, 0, &first); /* its connection is kept */
 	assert_int_equal(first.status, 200);
-	run("POST", where, "pay", 3, &post); /* on a connection of its own, answered there */
-	assert_int_equal(post.status, 200);
-	run("DELETE", where, NULL, 0, &del);
+	run("DELETE", where, NULL, 0, &del); /* on a connection of its own, answered there */
 	assert_int_equal(del.status, 200);
-	assert_int_equal(accepted, 3);
+	assert_int_equal(accepted, 2);
+	assert_int_equal(heads, 2);
+	/* A body may go out on the kept one, which then turns out dead: it is not sent again. More in test_curlev_reuse.c. */
+	run("POST", where, "pay", 3, &post);
+	assert_int_equal(post.status, 0);
+	assert_int_equal(post.code, ERR_UNAVAILABLE);
 	assert_int_equal(heads, 3);
 	curlev_free(curl);
 	curl = NULL;

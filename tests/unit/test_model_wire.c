@@ -10,6 +10,8 @@
 #include "loop.h"
 
 #include <malloc.h>
+#include <openssl/ssl.h>
+#include <signal.h>
 
 /* Freed memory is not kept back for long, so that resident memory means something. */
 const char *__asan_default_options(void);
@@ -113,6 +115,59 @@ static void test_private_address(void **state)
 	rig_one(&r, &good, 1);
 	FAILED(&r, ERRCODE_MODEL_ERROR, 0, "127.0.0.1", "may not be called", "after 1 attempt");
 	assert_int_equal(upstream_counts(r.up)->connections, 0);
+	rig_close(&r);
+}
+
+/* Whom nobody vouches for is not told the key. More kinds in test_curlev_reuse.c. */
+static void test_untrusted_certificate(void **state)
+{
+	SSL_CTX *tls = upstream_self_signed();
+	struct answer good = { .bytes = GOOD };
+	struct model_rig r;
+
+	(void)state;
+	rig_init(&r);
+	rig_open(&r, &good, 1, tls, false);
+	rig_call(&r, "hi");
+	FAILED(&r, ERRCODE_MODEL_ERROR, 0, "certificate", "after 1 attempt", "base URL");
+	assert_true(upstream_counts(r.up)->read == 0);
+	charged(&r, NOTHING, 0);
+	rig_close(&r);
+	SSL_CTX_free(tls);
+}
+
+/* --- one connection ------------------------------------------------------------------------------------------------------------
+ */
+
+#define KEPT                                                                                                                       \
+	"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"                                                                    \
+	"c1\r\ndata: "                                                                                                             \
+	"{\"choices\":[{\"index\":0,\"delta\":{\"content\":\"hello\"},\"finish_reason\":\"stop\"}],\"usage\":{\"prompt_tokens\":"  \
+	"20,\"completion_tokens\":3,\"prompt_tokens_details\":{\"cached_tokens\":5}}}\n\n" DONE "\r\n0\r\n\r\n"
+
+/* Calls go over one connection while the provider keeps it; when it closes it, at whatever moment, no call is worked twice. */
+static void test_calls_share_a_connection(void **state)
+{
+	struct answer kept = { .bytes = KEPT, .after = AFTER_KEEP }, hang_up = { .n = 0, .after = AFTER_CLOSE };
+	struct answer all[] = { kept, kept, kept, hang_up, kept, kept };
+	struct model_rig r;
+
+	(void)state;
+	rig_init(&r);
+	rig_open(&r, all, 6, NULL, false);
+	for (int i = 0; i < 3; i++) {
+		rig_call(&r, "hi");
+		assert_true(r.replied && r.report.attempts == 1 && r.report.cost_micros == GOOD_MICROS);
+	}
+	assert_int_equal(upstream_counts(r.up)->connections, 1);
+	rig_call(&r, "hi"); /* the fourth request is read whole and not answered */
+	assert_true(r.replied && r.report.attempts == 2 && r.report.cost_micros == GOOD_MICROS);
+	assert_string_equal(r.request_id[3], RIG_RUN "-4-1");
+	assert_string_equal(r.request_id[4], RIG_RUN "-4-2"); /* an attempt of its own, with a hold of its own */
+	upstream_close_idle(r.up, true);
+	rig_call(&r, "hi");
+	assert_true(r.replied && r.report.attempts == 1);
+	assert_int_equal(upstream_counts(r.up)->bodies, 6);
 	rig_close(&r);
 }
 
@@ -392,6 +447,8 @@ int main(void)
 		cmocka_unit_test(test_nobody_listens),
 		cmocka_unit_test(test_no_such_name),
 		cmocka_unit_test(test_private_address),
+		cmocka_unit_test(test_untrusted_certificate),
+		cmocka_unit_test(test_calls_share_a_connection),
 		cmocka_unit_test(test_trickles),
 		cmocka_unit_test(test_slow_is_not_wrong),
 		cmocka_unit_test(test_floods),
@@ -402,5 +459,6 @@ int main(void)
 	};
 
 	rig_log_start();
+	(void)signal(SIGPIPE, SIG_IGN); /* the TLS server's */
 	return rig_log_end(cmocka_run_group_tests(tests, NULL, NULL));
 }

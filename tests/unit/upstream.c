@@ -169,7 +169,7 @@ static void on_read(struct bufferevent *bev, void *arg)
 	evbuffer_copyout(in, head, head_len);
 	length = strcasestr(head, "\r\nContent-Length: ");
 	want = length ? strtoul(length + 18, NULL, 10) : 0;
-	if (c->u->opt.at_head) {
+	if (c->u->opt.at_head && have < head_len + want) {
 		c->dropping = true;
 		decide(c, head, "", 0);
 	} else if (have >= head_len + want) {
@@ -263,4 +263,22 @@ void upstream_free(struct upstream *u)
 		conn_free(LIST_FIRST(&u->conns));
 	evconnlistener_free(u->listener);
 	free(u);
+}
+
+struct ssl_ctx_st *upstream_self_signed(void)
+{
+	SSL_CTX *ctx = SSL_CTX_new(TLS_server_method());
+	EVP_PKEY *key = EVP_EC_gen("P-256");
+	X509 *x = X509_new();
+
+	X509_gmtime_adj(X509_getm_notBefore(x), -86400);
+	X509_gmtime_adj(X509_getm_notAfter(x), 86400);
+	X509_NAME_add_entry_by_txt(X509_get_subject_name(x), "CN", MBSTRING_ASC, (const unsigned char *)"127.0.0.1", -1, -1, 0);
+	X509_set_issuer_name(x, X509_get_subject_name(x));
+	X509_set_pubkey(x, key);
+	if (X509_sign(x, key, EVP_sha256()) <= 0 || SSL_CTX_use_certificate(ctx, x) != 1 || SSL_CTX_use_PrivateKey(ctx, key) != 1)
+		abort();
+	X509_free(x);
+	EVP_PKEY_free(key);
+	return ctx;
 }

@@ -61,5 +61,6 @@ int upstream_port(const struct upstream *u);
 struct upstream_counts *upstream_counts(struct upstream *u);
 /* Closes every connection that waits for a request (as a provider does with idle ones); `reset`: with an RST. */
 void upstream_close_idle(struct upstream *u, bool reset);
+struct ssl_ctx_st *upstream_self_signed(void); /* for 127.0.0.1, trusted by nobody; SSL_CTX_free */
 
 #endif
