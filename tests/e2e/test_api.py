@@ -36,6 +36,15 @@ def test_bad_key(control, header):
     problem(answer, 401, "unauthorized")
 
 
+def test_nearly_a_key(control, client):
+    """Every character counts, also while the good key is in memory."""
+    client.get("/v1/me")
+    last = "A" if client.key[-1] != "A" else "E"
+    for key in (client.key[:-1], client.key[:-1] + last, client.key + "A", client.key[:4] + client.key[4:].swapcase(), "eph_" + "A" * 43):
+        problem(control_rig.client_rig.Client(control.url, key).call("GET", "/v1/me"), 401, "unauthorized")
+    client.get("/v1/me")
+
+
 def test_keys_on_the_wrong_listener(control, client):
     answer = requests.get(f"{control.url}/v1/me", headers={"Authorization": f"Bearer {control.operator_key}"}, timeout=10)
     assert "operator listener" in problem(answer, 401, "unauthorized")["detail"]

@@ -161,7 +161,7 @@ class Bench:
 
 
 def booted(top, red):
-    """Does the test's file boot guests?"""
+    """Does the test's file boot guests, or start a node, which wants the image?"""
     path = top / "tests" / "e2e" / red.file
     return red.kind == "e2e" and path.is_file() and "mark.guest" in path.read_text(encoding="utf-8")
 

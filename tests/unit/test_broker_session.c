@@ -554,24 +554,37 @@ static void test_files(void **state)
 }
 
 /* The provider's key is nowhere but in the request. */
+/* The key is in no event, and nothing of key, prompt, answer or output is in the log. */
 static void test_key_stays(void **state)
 {
+	static const char *const secret[] = { "sk-canary", "prompt-canary", "hello", "output-canary" };
 	const char *answers[] = { HELLO_REPLY, NULL };
 	uint8_t *all = malloc((size_t)SPOOL_BYTES);
+	int log = memfd_create("log", MFD_CLOEXEC), own = dup(2);
 	struct rig r;
 	ssize_t n;
 
 	(void)state;
+	assert_true(log >= 0 && own >= 0 && dup2(log, 2) == 2);
 	rig_defaults(&r);
 	rig_start(&r, answers);
+	assert_int_equal(dup2(own, 2), 2); /* the broker's words only */
 	to_work(&r);
-	call_model(&r, "hi");
+	call_model(&r, "prompt-canary");
 	reply_is(&r, "hello");
-	finish_with(&r, "x");
+	finish_with(&r, "output-canary");
 	n = pread(r.spool_fd, all, (size_t)SPOOL_BYTES, 0);
 	assert_true(n > 1000);
 	assert_null(memmem(all, (size_t)n, "sk-canary", 9));
+	n = pread(log, all, (size_t)SPOOL_BYTES - 1, 0);
+	assert_true(n > 100);
+	all[n] = '\0';
+	for (size_t i = 0; i < sizeof(secret) / sizeof(secret[0]); i++)
+		if (strstr((const char *)all, secret[i]) != NULL)
+			fail_msg("%s is in the log: %s", secret[i], (const char *)all);
 	rig_stop(&r);
+	close(log);
+	close(own);
 	free(all);
 }
 

@@ -138,6 +138,19 @@ static void test_hashes(void **state)
 	secrets_free(other);
 }
 
+static void test_equal_is_every_byte(void **state)
+{
+	uint8_t a[32] = { 0 }, b[32] = { 0 };
+
+	(void)state;
+	assert_true(secrets_equal(a, b, 32));
+	for (size_t i = 0; i < 32; i++) {
+		b[i] = 1;
+		assert_false(secrets_equal(a, b, 32));
+		b[i] = 0;
+	}
+}
+
 static int make_keyrings(void **state)
 {
 	struct err e;
@@ -379,6 +392,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_keyring_file, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_keyring_format, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(test_hashes, make_keyrings, tear_down),
+		cmocka_unit_test(test_equal_is_every_byte),
 		cmocka_unit_test_setup_teardown(test_seal, make_keyrings, tear_down),
 		cmocka_unit_test_setup_teardown(test_rotation, make_keyrings, tear_down),
 		cmocka_unit_test_setup_teardown(test_pki, set_up, tear_down),
