@@ -112,6 +112,7 @@ bool api_wants_sse(const struct api_req *r); /* Accept names text/event-stream *
 /* A JSON body with few fields (operator and key calls). */
 struct body {
 	struct json *doc; /* owned; NULL when there is none */
+	bool broken;      /* no object: nothing is said to be missing in it */
 	struct field_errors errors;
 };
 /* Parses; `known` lists the field names separated by blanks, another one is an error. Then the readers, then body_ok. */

@@ -28,17 +28,17 @@ void body_open(struct body *b, struct api_req *r, const char *known)
 	struct err e;
 
 	b->doc = NULL;
+	b->broken = false;
 	field_errors_init(&b->errors);
-	if (n == 0)
-		return;
-	if (json_parse((const char *)p, n, &b->doc, &e) == -1) {
+	if (n == 0 && r->route->content == CONTENT_JSON)
+		field_bad(&b->errors, NULL, "is empty, but must be a JSON object; its fields are: %s", known);
+	else if (n > 0 && json_parse((const char *)p, n, &b->doc, &e) == -1)
 		field_bad(&b->errors, NULL, "could not be read as JSON: %s", e.text);
-		return;
-	}
-	if (json_type(b->doc) != JSON_OBJECT) {
+	else if (b->doc && json_type(b->doc) != JSON_OBJECT)
 		field_bad(&b->errors, NULL, "is of type %s, but must be an object", json_type_name(json_type(b->doc)));
+	b->broken = field_errors_any(&b->errors);
+	if (b->broken)
 		return;
-	}
 	for (i = 0; i < json_len(b->doc); i++) {
 		struct pointer at = { .up = NULL, .key = json_key(b->doc, i) };
 
@@ -78,7 +78,7 @@ static const struct json *member(struct body *b, const char *name, bool required
 
 	if (body_has(b, name))
 		return json_get(b->doc, name);
-	if (required)
+	if (required && !b->broken)
 		field_bad(&b->errors, &at, "is missing");
 	return NULL;
 }
@@ -135,7 +135,7 @@ int64_t body_future(struct body *b, const char *name)
 	if (!s)
 		return 0;
 	if (!text_parse_time_ms(s, &ms)) {
-		field_bad(&b->errors, &at, "must be an RFC 3339 time such as 2030-01-31T12:00:00Z");
+		field_bad(&b->errors, &at, "must be an RFC 3339 time in UTC such as 2030-01-31T12:00:00Z");
 		return 0;
 	}
 	if (ms <= clock_real_ms()) {
