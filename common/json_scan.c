@@ -1,6 +1,7 @@
 /*
- * The first look at JSON text, before yajl sees it. yajl turns a lone surrogate escape into '?', lets \u0000 through and takes
- * overlong UTF-8; here they are refused with their byte offset. Pure; one pass, nothing allocated.
+ * The first look at JSON text, before yajl sees it. yajl turns a lone surrogate escape into '?', lets \u0000 through, takes
+ * overlong UTF-8, and a vertical tab or form feed for white space; here they are refused with their byte offset. Pure; one pass,
+ * nothing allocated.
  */
 #include "json_internal.h"
 
@@ -92,6 +93,8 @@ int json_scan(const char *s, size_t n, struct err *e)
 		}
 		if (s[i] == '"')
 			in_string = !in_string;
+		else if (!in_string && (s[i] == '\v' || s[i] == '\f'))
+			return err_set(e, ERR_INVALID, "byte %zu: only blanks, tabs and line ends may stand between values", i);
 		i++;
 	}
 	return 0;

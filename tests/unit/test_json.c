@@ -40,6 +40,8 @@ static void test_refused(void **state)
 		{ S("\xef\xbb\xbf{}"), ERR_INVALID, NULL },
 		{ S("[\"a\0b\"]"), ERR_INVALID, "byte 3: a NUL" },
 		{ S("\"\\u0000\""), ERR_INVALID, "\\u0000" },
+		{ S("[1,\v2]"), ERR_INVALID, "byte 3: only blanks" },
+		{ S("{}\f"), ERR_INVALID, "byte 2: only blanks" },
 		{ S("\"\\ud800\""), ERR_INVALID, "surrogate" },
 		{ S("\"\\udc00\""), ERR_INVALID, "surrogate" },
 		{ S("\"\\ud800\\ud800\""), ERR_INVALID, "surrogate" },
