@@ -6,6 +6,8 @@
  * exactly the elements that the parser sees.
  */
 /* link: ephcli */
+/* reads: cli/timeline.c cli/raw.c cli/saved.c cli/show.c */
+/* reached: 1 % of lines, 1 % of branches */
 #include "fuzz_dir.h"
 
 #include "cli/api.h"

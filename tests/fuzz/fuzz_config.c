@@ -1,4 +1,6 @@
 /* Configuration files, and addresses. The file is in memory: no disk is touched. */
+/* reads: common/config.c */
+/* reached: 1 % of lines, 1 % of branches */
 #include "fuzz.h"
 
 #include "config.h"

@@ -3,6 +3,8 @@
  * The guest channel, both directions: a stream of frames, each body given to the decoder of its type. What decodes has one
  * encoding, and so has the frame; each path of a setup may be made below the working directory.
  */
+/* reads: proto/guest.c proto/model.c */
+/* reached: 1 % of lines, 1 % of branches */
 #include "fuzz.h"
 #include "proto/guest.h"
 #include "proto/model.h"

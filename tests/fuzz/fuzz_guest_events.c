@@ -2,6 +2,8 @@
 /* sources: noded/broker/guest_json.c */
 /* Guest events one after the other: whatever decodes must become an object of strict JSON that fits an event. First byte of each =
  * length of the next message / 4. */
+/* reads: noded/broker/guest_json.c */
+/* reached: 1 % of lines, 1 % of branches */
 #include "noded/broker/guest_json.h"
 
 #include "common/json.h"

@@ -3,6 +3,8 @@
  * What a model and a command feed into the agent: arguments of tool calls, and output. First byte: which tool; the rest is text.
  * Output that was cleaned must be clean, must keep what was clean already, and must not depend on the pieces in which it came.
  */
+/* reads: guest-agent/args.c guest-agent/output.c */
+/* reached: 1 % of lines, 1 % of branches */
 #include "guest-agent/args.h"
 #include "guest-agent/output.h"
 

@@ -3,6 +3,8 @@
  * answered once, and nothing is left when the client has gone.
  */
 /* link: ephloop_http EPH::event */
+/* reads: common/httpd.c common/httpd_conn.c common/httpd_req.c common/httpd_scan.c */
+/* reached: 1 % of lines, 1 % of branches */
 #include "fuzz.h"
 
 #include "httpd.h"

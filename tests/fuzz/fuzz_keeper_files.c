@@ -7,6 +7,8 @@
  * of cgroups and mounts, 6 of /proc/PID/stat and status.
  */
 /* link: noded_core */
+/* reads: noded/keeper/journal.c noded/keeper/identity.c noded/keeper/image.c noded/jail/cgroup_parse.c */
+/* reached: 1 % of lines, 1 % of branches */
 #include "fuzz_dir.h"
 
 #include "common/log.h"

@@ -7,6 +7,8 @@
  * A signature that is not by the node's key is never taken; one that is, over any bytes, is taken once, by the node it names, and
  * not with another challenge, counter, type or body. What passes a check is clean, in range and found by those who read bytes.
  */
+/* reads: controld/dispatch/check.c controld/dispatch/peer.c proto/link.c */
+/* reached: 1 % of lines, 1 % of branches */
 #include "controld/dispatch/check.h"
 #include "controld/dispatch/peer.h"
 

@@ -4,6 +4,8 @@
  */
 /* link: ephproto */
 /* sources: noded/broker/meter.c */
+/* reads: noded/broker/meter.c common/price.c */
+/* reached: 1 % of lines, 1 % of branches */
 #include "noded/broker/meter.h"
 
 #include "fuzz.h"

@@ -2,6 +2,8 @@
  * Which addresses may be dialled, against a list that is written and read in another way: as text, by inet_pton, bit by bit. An
  * address of IPv6 that carries one of IPv4 is never better than that one. Text of an address is read back as the same address.
  */
+/* reads: common/netaddr.c */
+/* reached: 1 % of lines, 1 % of branches */
 #include "fuzz.h"
 
 #include "config.h"

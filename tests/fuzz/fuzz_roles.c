@@ -4,6 +4,8 @@
  * Messages between processes of ours and from nodes: the first byte picks the decoder. What decodes must encode to the same bytes.
  * An event that is taken is found to be of the same type by those who read its bytes without a parser.
  */
+/* reads: proto/assignment.c proto/event.c proto/link.c proto/link_messages.c proto/role.c */
+/* reached: 1 % of lines, 1 % of branches */
 #include "controld/api/stream_step.h"
 #include "fuzz.h"
 #include "proto/assignment.h"

@@ -4,6 +4,8 @@
  * POST /v1/runs as anybody may send it: a line for the Idempotency-Key header, then the body. What is taken must be within its
  * limits and have one spelling that is taken again; what is refused must say so in a problem that is JSON.
  */
+/* reads: controld/api/run_request.c controld/api/run_files.c controld/api/problem.c */
+/* reached: 1 % of lines, 1 % of branches */
 #include "common/text.h"
 #include "controld/api/run_request.h"
 #include "fuzz.h"

@@ -4,7 +4,10 @@
  * reader: whole, with the text and the calls of the plan and its usage.
  */
 /* link: controld_scripted ephproto */
-/* sources: noded/broker/model_stream.c */
+/* sources: noded/broker/model_stream.c noded/broker/model_error.c noded/broker/model_request.c */
+/* reads: controld/scripted/auto.c controld/scripted/chat.c controld/scripted/plan.c */
+/* reads: controld/scripted/render.c controld/scripted/turns.c */
+/* reached: 1 % of lines, 1 % of branches */
 #include "controld/scripted/plan.h"
 
 #include "common/text.h"
@@ -34,7 +37,7 @@ static bool honest(const struct plan *p)
 
 static void read_back(const struct chat *chat, const struct plan *plan, const struct buf *bytes)
 {
-	struct model_stream *s = model_stream_new();
+	struct model_stream *s = model_stream_new(NULL);
 	struct meter_tokens t;
 	struct model_reply reply;
 	bool usage;

@@ -1,6 +1,8 @@
 /* link: ephproto ephproto_link EPH::sodium */
 /* sources: noded/spool.c */
 /* A spool file of any bytes behind a good head: it opens or is refused, what is read is chained, and writing goes on behind it. */
+/* reads: noded/spool.c */
+/* reached: 1 % of lines, 1 % of branches */
 #include "noded/spool.h"
 
 #include "common/text.h"

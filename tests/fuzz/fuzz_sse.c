@@ -1,4 +1,6 @@
 /* Event streams: all at once, byte by byte and in odd pieces must give the same events and the same verdict. */
+/* reads: common/sse.c */
+/* reached: 1 % of lines, 1 % of branches */
 #include "fuzz.h"
 
 #include "sse.h"
