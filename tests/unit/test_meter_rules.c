@@ -54,7 +54,7 @@ static void test_plan_limits(void **state)
 	plan.wish_tokens = 10; /* the guest may wish for less than the least */
 	assert_true(meter_plan(&m, &sample_spec, &plan));
 	assert_int_equal(plan.output_tokens, 10);
-	plan.wish_tokens = INT64_MAX; /* and never for more than the model gives */
+	plan.wish_tokens = UINT32_MAX; /* and never for more than the model gives */
 	meter_init(&m, &p, 1000000);
 	meter_start(&m);
 	assert_true(meter_plan(&m, &sample_spec, &plan));
