@@ -4,7 +4,6 @@ Each kind is a function that yields Test records. A kind prepares what it needs 
 guest image once. Long output goes to var/tests/*.log; what failed is printed with the name of its log.
 """
 import argparse
-import concurrent.futures
 import dataclasses
 import json
 import os
@@ -21,6 +20,7 @@ sys.path.insert(0, str(TOP / "tests" / "rig"))
 sys.path.insert(0, str(TOP / "tests" / "mutate"))
 
 import fault as faults  # noqa: E402
+import fuzz  # noqa: E402
 import lint  # noqa: E402
 import mutate  # noqa: E402
 import pg  # noqa: E402
@@ -136,30 +136,15 @@ def kind_unit(prepared, options):
 
 
 def kind_fuzz(prepared, options):
-    build = prepared.build("fuzz")  # everything, so that clang sees it all
-    seconds = int(options.minutes * 60) if options.minutes else 15
-    targets = sorted((build / "tests" / "fuzz").glob("fuzz_*"))
-    targets = [t for t in targets if t.is_file() and os.access(t, os.X_OK)]
-    if not targets:
-        raise Broken("the fuzz preset made no fuzz_* target")
-
-    def one(target):
-        corpus = LOGS / "corpus" / target.name
-        corpus.mkdir(parents=True, exist_ok=True)
-        seeds = TOP / "tests" / "fuzz" / "corpus" / target.name
-        log = f"{target.name}.log"
-        began = time.monotonic()
-        command = [str(target), f"-max_total_time={seconds}", "-timeout=10", "-rss_limit_mb=2048", "-print_final_stats=1",
-                   f"-artifact_prefix={LOGS}/{target.name}-", str(corpus)] + ([str(seeds)] if seeds.is_dir() else [])
-        code = run(command, log, seconds + 120)
-        runs = re.search(r"number_of_executed_units:\s*(\d+)", (LOGS / log).read_text(errors="replace"))
-        count = int(runs.group(1)) if runs else 0
-        bad = code != 0 or count < 1000
-        detail = f"exit {code}, {count} executions (var/tests/{log})\n{tail(log)}" if bad else f"{count} executions"
-        return Test("fuzz", target.name, "failed" if bad else "passed", time.monotonic() - began, detail)
-
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        yield from pool.map(one, targets)
+    if options.coverage:
+        build, found = prepared.build("coverage"), fuzz.coverage
+    elif options.keep:
+        build, found = prepared.build("fuzz"), fuzz.keep
+    else:
+        build, found = prepared.build("fuzz"), None  # everything, so that clang sees it all
+    rows = found(build, LOGS, say) if found else fuzz.run(build, int(options.minutes * 60) if options.minutes else 15, LOGS)
+    for name, ok, seconds, detail in rows:
+        yield Test("fuzz", name, "passed" if ok else "failed", seconds, detail)
 
 
 def pytest(kind, prepared, options, select, timeout, workers=2, extra=()):
@@ -273,6 +258,8 @@ def arguments():
     parser.add_argument("kinds", nargs="*", metavar="KIND", help="kinds to run, in this order")
     parser.add_argument("--json", metavar="FILE", help="write the outcome of every test")
     parser.add_argument("--minutes", type=float, help="fuzz: minutes for each target")
+    parser.add_argument("--coverage", action="store_true", help="fuzz: instead, what of the readers the kept inputs reach, against what is claimed")
+    parser.add_argument("--keep", action="store_true", help="fuzz: instead, keep inputs in tests/fuzz/corpus that reach more")
     parser.add_argument("-k", dest="match", metavar="WORDS", help="e2e, load, deploy: only tests whose name matches (pytest -k); mutate: faults")
     options = parser.parse_args()
     for kind in options.kinds:
