@@ -4,7 +4,6 @@ import threading
 
 import control as control_rig
 import node as node_rig
-import pytest
 import wait
 
 
@@ -46,7 +45,6 @@ def link_address(control):
     return host, int(port)
 
 
-@pytest.mark.guest  # no guest is booted, but a node wants its image
 def test_another_control_plane_at_the_same_address(cluster, bin_dir, image):
     """A whole control plane, with an authority of its own, where the host's used to be: the host tries, and says not a word to it."""
     with control_rig.Control(cluster, bin_dir) as other:

@@ -108,11 +108,12 @@ class Bench:
         """{test: Outcome} of a program's tests."""
         env = dict(os.environ, ASAN_OPTIONS="detect_leaks=1", UBSAN_OPTIONS="print_stacktrace=1", EPHEMERAL_UNIT_ONLY=only)
         code = self.run(log, UNIT_SECONDS, [self.build / "tests" / "unit" / program], env)
+        lines = [self._with_source(line) for line in self.text(log).splitlines()]
         outcomes, name, said = {}, None, []
-        for line in self.text(log).splitlines():
+        for line in lines:
             match = re.match(r"\[ +(RUN|OK|FAILED) +\] (\S+)", line)
             if not match:
-                said.append(self._with_source(line))
+                said.append(line)
             elif match.group(1) == "RUN":
                 name, said = match.group(2), []
             elif match.group(2) == name:
@@ -120,6 +121,8 @@ class Bench:
                 name = None
         if name:  # it ended within a test: a crash or its time
             outcomes[name] = Outcome("hung" if code == 124 else "failed", "\n".join(said))
+        if only in outcomes:  # it ran alone, and two streams share the log: all of it is about this test
+            outcomes[only].text = "\n".join(lines)
         return outcomes
 
     def _with_source(self, line):
@@ -161,16 +164,19 @@ class Bench:
 
 
 def booted(top, red):
-    """Does the test's file boot guests, or start a node, which wants the image?"""
-    path = top / "tests" / "e2e" / red.file
-    return red.kind == "e2e" and path.is_file() and "mark.guest" in path.read_text(encoding="utf-8")
+    """Does the test's file boot guests, or start a node, which wants the image as well?"""
+    path = top / red.source
+    return red.kind == "e2e" and path.is_file() and re.search(r"mark\.guest|import node\b", path.read_text(encoding="utf-8")) is not None
 
 
 def targets(top, fault):
-    """What is to be built for the tests that a fault names."""
+    """What is to be built for the tests that a fault names. The store's SQL is tested from its files: that needs no program."""
     wanted = set()
     for red in fault.reds:
-        wanted |= {red.file} if red.kind == "unit" else set(PROGRAMS)
+        if red.kind == "unit":
+            wanted.add(red.file)
+        elif re.search(r"\b(bin_dir|EPHEMERAL_BIN|control|paper|stack|make_stack|boot|worker|check)\b", (top / red.source).read_text(encoding="utf-8")):
+            wanted |= set(PROGRAMS)
         if booted(top, red):
             wanted.add("guest-agent")
     return wanted
@@ -180,7 +186,7 @@ def baseline(bench, chosen):
     """Builds the copy without a fault and runs every named test once: {(kind, name): Outcome}."""
     bench.configure()
     wanted = set().union(*(targets(bench.tree, fault) for fault in chosen))
-    if not bench.make(wanted, "build.log"):
+    if wanted and not bench.make(wanted, "build.log"):
         raise NotPrepared(f"the tree does not build:\n{bench.text('build.log')[-3000:]}")
     if "guest-agent" in wanted:
         bench.pack("pack.log")
@@ -215,7 +221,8 @@ def prove(bench, fault, before):
                 (outcome.text[-3000:] if outcome else "")
     saved = bench.copy.apply(fault)
     try:
-        if not bench.make(targets(bench.tree, fault), f"{fault.name}.build.log"):
+        wanted = targets(bench.tree, fault)
+        if wanted and not bench.make(wanted, f"{fault.name}.build.log"):
             return f"it does not compile:\n{bench.text(f'{fault.name}.build.log')[-2000:]}"
         touched = any(edit.file.startswith(AGENT) for edit in fault.edits) and any(booted(bench.tree, red) for red in fault.reds)
         if touched:
@@ -241,9 +248,19 @@ def choose(everything, match, short):
 def run(top, logs, image_base, match, short, say):
     """Yields a Result for each fault; say() prints a line. image_base() gives the folder of the guest image without an agent."""
     everything = faults.load()
-    for fault in everything:
-        faults.check(fault, top)
     chosen = choose(everything, match, short)
+    stale = 0
+    for fault in chosen if match else everything:
+        try:
+            faults.check(fault, top)
+        except faults.Wrong as wrong:
+            say(f"  {fault.name} | {fault.breaks} | OUT OF DATE | 0.0")
+            yield Result(fault, False, 0.0, str(wrong))
+            stale += 1
+            everything, chosen = ([f for f in those if f is not fault] for those in (everything, chosen))
+    if not chosen:
+        say(f"  0 of {stale} found")
+        return
     chosen.sort(key=lambda fault: (any(booted(top, red) for red in fault.reds), fault.edits[0].file, fault.name))
     with Bench(top, logs, image_base) as bench:
         began = time.monotonic()
@@ -258,7 +275,7 @@ def run(top, logs, image_base, match, short, say):
             count += result.found
             say(f"  {fault.name} | {fault.breaks} | {result.by if result.found else 'NOT FOUND'} | {result.seconds:.1f}")
             yield result
-        say(f"  {count} of {len(chosen)} found")
+        say(f"  {count} of {len(chosen) + stale} found")
 
 
 if __name__ == "__main__":

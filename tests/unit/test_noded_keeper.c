@@ -386,6 +386,8 @@ static void steps_never_early(void **state)
 		enum vm_step step = vm_next(&w, &s);
 
 		assert_non_null(vm_step_name(step));
+		if (s.vmm == PROC_LEFT) /* what ended by itself is cleaned up at once, whether or not anybody asked */
+			assert_int_equal(step, STEP_CLEAN_VMM);
 		if (step == STEP_TELL_BROKER)
 			assert_true(s.vmm == PROC_NONE && s.broker == PROC_ALIVE && w.destroy);
 		if (step == STEP_CLOSE || step == STEP_REPORT || step == STEP_FORGET)
