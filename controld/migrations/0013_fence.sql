@@ -365,6 +365,61 @@ BEGIN
 	END LOOP;
 END $$;
 
+-- The text says whether the host said that the VM is gone.
+CREATE OR REPLACE FUNCTION eph_sweep_lost(p_lease_ms bigint, p_grace_ms bigint, p_limit integer)
+RETURNS TABLE (run_id text, outcome text, node_id text, memory_mib integer, vcpus integer, emulated boolean) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+	v_now bigint := eph_now_ms();
+	v_counts boolean := eph_time_counts(v_now);
+	l record;
+BEGIN
+	FOR l IN
+		SELECT r.run_id, r.node_id, r.state, lost.why FROM run_live r LEFT JOIN eph_lost_nodes(v_now, p_grace_ms) lost ON lost.node_id = r.node_id
+		WHERE r.node_id IS NOT NULL AND r.state IN ('running', 'ending') AND (lost.node_id IS NOT NULL
+			OR (v_counts AND r.seen_at_ms + p_lease_ms + p_grace_ms < v_now))
+		ORDER BY r.run_id LIMIT p_limit FOR UPDATE OF r SKIP LOCKED
+	LOOP
+		PERFORM eph_end(l.run_id, v_now, 'interrupted', 'node_lost', CASE
+			WHEN l.state = 'ending' THEN 'The host destroyed the microVM and did not report how the run ended.'
+			WHEN l.why = 'revoked' THEN 'The host was revoked during the run.'
+			WHEN l.why = 'lost' THEN 'The host stopped answering during the run.'
+			ELSE 'The host does not know this run any more.' END, NULL, NULL);
+		PERFORM eph_void(l.run_id);
+		RETURN QUERY SELECT l.run_id, 'ended', l.node_id, NULL::integer, NULL::integer, NULL::boolean;
+	END LOOP;
+END $$;
+
+CREATE OR REPLACE FUNCTION eph_sweep_ending(p_ending_ms bigint, p_cancel_ms bigint, p_slack_ms bigint, p_limit integer)
+RETURNS TABLE (run_id text, outcome text, node_id text, memory_mib integer, vcpus integer, emulated boolean) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+	v_now bigint := eph_now_ms();
+	l record;
+BEGIN
+	IF NOT eph_time_counts(v_now) THEN
+		RETURN;    -- the hosts could not tell us how their runs ended
+	END IF;
+	FOR l IN
+		SELECT r.run_id, r.node_id, r.state, r.cancel_requested_at_ms FROM run_live r
+		WHERE r.node_id IS NOT NULL AND ((r.state = 'ending' AND r.state_at_ms + p_ending_ms < v_now)
+			OR (r.state IN ('claimed', 'running') AND r.cancel_requested_at_ms + p_cancel_ms < v_now)
+			OR (r.state = 'running' AND r.started_at_ms + r.timeout_s * 1000::bigint + p_slack_ms < v_now))
+		ORDER BY r.run_id LIMIT p_limit FOR UPDATE SKIP LOCKED
+	LOOP
+		IF l.cancel_requested_at_ms IS NOT NULL THEN
+			PERFORM eph_end(l.run_id, v_now, 'cancelled', 'cancelled', CASE WHEN l.state = 'ending' THEN ''
+				ELSE 'The run was cancelled; its host did not confirm that the microVM is destroyed.' END, NULL, NULL);
+		ELSIF l.state = 'ending' THEN
+			PERFORM eph_end(l.run_id, v_now, 'interrupted', 'node_lost', 'The host destroyed the microVM and did not report how the run ended.', NULL, NULL);
+		ELSE
+			PERFORM eph_end(l.run_id, v_now, 'timed_out', 'timed_out', 'The host did not end the run at its timeout.', NULL, NULL);
+		END IF;
+		PERFORM eph_void(l.run_id);
+		RETURN QUERY SELECT l.run_id, 'ended', l.node_id, NULL::integer, NULL::integer, NULL::boolean;
+	END LOOP;
+END $$;
+
 CREATE OR REPLACE FUNCTION eph_sweep_clock(p_instance text, p_version text, p_schema integer, p_lease_ms bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
 	v_now bigint := eph_now_ms();
