@@ -13,6 +13,7 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #define OVERRIDES_MAX 64
@@ -185,6 +186,8 @@ int main(int argc, char **argv)
 	int status;
 
 	log_descriptors();
+	(void)setrlimit(RLIMIT_CORE,
+			&(struct rlimit){ 0, 0 }); /* keys of this host and of runs are in memory: no core of any role */
 	status = run(argc, argv);
 	if (status == EXIT_OK && (fflush(stdout) != 0 || ferror(stdout))) {
 		fputs("noded: standard output cannot be written\n", stderr);

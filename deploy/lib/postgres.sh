@@ -28,6 +28,8 @@ postgres_initdb() {
 		max_connections = 40
 		shared_buffers = 128MB
 		logging_collector = off
+		# an error's DETAIL would hold the row, and so a prompt
+		log_error_verbosity = terse
 		log_timezone = UTC
 		timezone = UTC
 	CONF
