@@ -173,36 +173,51 @@ def test_hostile_commands(busy):
     assert "tried" in text["devices"] and "uid=0" not in text["devices"]
 
 
-def test_a_wallet_for_ten(busy):
-    """A hundred creates at once against credit for ten."""
-    org = busy.control.new_org(credit=10 * 40_000 + 39_999)
-    key = busy.control.new_key(org)
-    busy.control.drain(busy.node.name)
-    statuses, lock = [], threading.Lock()
+def create_at_once(urls, key, caps):
+    """Creates a run with each of these caps, 20 clients at once, in turn on each controld; returns [(status, body, cap)]."""
+    answers, lock = [], threading.Lock()
 
-    def post(many):
-        one = control_rig.client_rig.Client(busy.control.url, key)
-        for _ in range(many):
-            answer = one.call("POST", "/v1/runs", json={"prompt": turns(say("x")), "max_cost_micros": 40_000})
+    def post(number):
+        one = control_rig.client_rig.Client(urls[number % len(urls)], key)
+        for cap in caps[number::20]:
+            answer = one.call("POST", "/v1/runs", json={"prompt": turns(say("x")), "max_cost_micros": cap})
             with lock:
-                statuses.append((answer.status_code, answer.json()))
-    threads = [threading.Thread(target=post, args=(5,)) for _ in range(20)]
+                answers.append((answer.status_code, answer.json(), cap))
+    threads = [threading.Thread(target=post, args=(n,)) for n in range(20)]
     for t in threads:
         t.start()
     for t in threads:
         t.join(120)
-    made = [body for status, body in statuses if status == 201]
-    assert len(made) == 10 and sorted(s for s, _ in statuses) == [201] * 10 + [402] * 90
-    assert all(body["type"].endswith("insufficient-balance") for status, body in statuses if status == 402)
-    client = control_rig.client_rig.Client(busy.control.url, key)
-    for run in made:
-        client.cancel(run["id"])
-    for run in made:
-        assert client.settled(run["id"], 30)["cost_micros"] == 0
-    busy.control.undrain(busy.node.name)
-    me = client.get("/v1/me")
-    assert me["reserved_micros"] == 0 and me["balance_micros"] == 10 * 40_000 + 39_999
-    busy.control.check_ledger()
+    assert len(answers) == len(caps)
+    assert all(body["type"].endswith("insufficient-balance") for status, body, _ in answers if status == 402)
+    return answers
+
+
+def test_a_wallet_for_ten(busy, cluster, bin_dir):
+    """A hundred creates at once against credit for ten, on two controlds of one database: ten of one size, then a mix of sizes."""
+    control = busy.control
+    control.drain(busy.node.name)
+    with control_rig.Control(cluster, bin_dir, conninfo=control.conninfo, scripted=False, keyring=control.home / "keyring",
+                             tls_dir=control.home / "tls") as second:
+        for caps in ([40_000] * 100, random.Random(7).choices((15_000, 40_000, 95_000), k=100)):
+            credit = 10 * 40_000 + 39_999
+            client = control.new_client(credit=credit)
+            answers = create_at_once((control.url, second.url), client.key, caps)
+            made = [(body, cap) for status, body, cap in answers if status == 201]
+            refused = [cap for status, _, cap in answers if status == 402]
+            reserved = sum(cap for _, cap in made)
+            assert len(made) + len(refused) == 100
+            assert reserved <= credit and credit - reserved < min(refused), "the last of the wallet was given to nobody"
+            assert len(set(caps)) > 1 or len(made) == 10
+            assert client.get("/v1/me")["reserved_micros"] == reserved
+            for run, _ in made:
+                client.cancel(run["id"])
+            for run, _ in made:
+                assert client.settled(run["id"], 30)["cost_micros"] == 0
+            me = client.get("/v1/me")
+            assert me["reserved_micros"] == 0 and me["balance_micros"] == credit
+    control.undrain(busy.node.name)
+    control.check_ledger()
 
 
 @pytest.mark.guest
