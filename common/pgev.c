@@ -6,6 +6,9 @@
  *   IDLE ------> CONNECTING --------> READY ------------------------------> IDLE, and again after a backoff
  *                          ---------------------> (failed, or 10 s)
  *
+ * READY ends as well when the server is silent for longer than a statement may take: the host may be gone without a word, and TCP
+ * would notice after a quarter of an hour or not at all.
+ *
  * Statements wait in `waiting` until the connection is READY (2 s at most), then move to `sent`. The server answers in order, so
  * the head of `sent` owns the next result. Callbacks run from the loop only, and may call anything here, pgev_free too.
  */
@@ -25,6 +28,7 @@
 #define BACKOFF_MAX_MS 5000
 #define CONNECT_MS 10000
 #define WAIT_MS 2000
+#define ANSWER_GRACE_MS 5000 /* beyond the statement timeout, which the server keeps */
 #define RESULTS_PER_TURN 256
 
 enum pg_state { PG_IDLE, PG_CONNECTING, PG_READY };
@@ -37,7 +41,7 @@ struct pgev {
 	PGconn *conn;
 	struct event *io; /* NULL when there is no socket */
 	short io_mask;
-	struct event *timer;  /* IDLE: try again; CONNECTING: give up */
+	struct event *timer;  /* IDLE: try again; CONNECTING: give up; READY with statements sent: the server is silent */
 	struct event *expire; /* head of `waiting` is too old */
 	struct event *work;   /* output to flush, statements to send, a failure to act on */
 	int backoff_ms;
@@ -175,6 +179,17 @@ static void send_waiting(struct pgev *pg)
 	}
 }
 
+/* Each statement ends by its timeout, so while any is sent the server says something that often. `heard`: it just did. */
+static void expect_answer(struct pgev *pg, bool heard)
+{
+	if (pg->state != PG_READY || pg->opt.statement_timeout_ms <= 0)
+		return;
+	if (!pg->sent.head)
+		event_del(pg->timer);
+	else if (heard || !event_pending(pg->timer, EV_TIMEOUT, NULL))
+		add_timer(pg->timer, (int64_t)pg->opt.statement_timeout_ms + ANSWER_GRACE_MS);
+}
+
 static void do_work(struct pgev *pg)
 {
 	if (pg->state != PG_READY)
@@ -184,6 +199,7 @@ static void do_work(struct pgev *pg)
 		disconnect(pg, "refused a statement");
 	else
 		flush(pg);
+	expect_answer(pg, false);
 }
 
 static void on_work(evutil_socket_t fd, short what, void *arg)
@@ -304,6 +320,8 @@ static void serve(struct pgev *pg, short what)
 	read_notifies(pg);
 	if (!pg->freed && pg->state == PG_READY)
 		do_work(pg);
+	if (!pg->freed)
+		expect_answer(pg, (what & EV_READ) != 0);
 }
 
 /* --- connecting ---------------------------------------------------------------------------------------------------------- */
@@ -394,7 +412,7 @@ static void on_timer(evutil_socket_t fd, short what, void *arg)
 	(void)fd;
 	(void)what;
 	pg->depth++;
-	if (pg->state == PG_CONNECTING)
+	if (pg->state == PG_CONNECTING || (pg->state == PG_READY && pg->sent.head))
 		disconnect(pg, "did not answer in time");
 	else if (pg->state == PG_IDLE)
 		try_connect(pg);

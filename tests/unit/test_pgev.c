@@ -344,6 +344,44 @@ static void test_backend_killed(void **state)
 	assert_string_equal(later.text, "42");
 }
 
+/* A server that stands still (or a network that swallows everything): nothing ever says that the connection is gone. What was sent
+ * is given up a while after its statement timeout, and the next connection works. */
+static void test_backend_silent(void **state)
+{
+	struct answer sleeping = { 0 }, behind = { 0 };
+	struct err e;
+	pid_t backend = (pid_t)strtol(sql("SELECT pg_backend_pid()").text, NULL, 10);
+	int64_t from = clock_mono_ns();
+
+	(void)state;
+	assert_int_equal(kill(backend, SIGSTOP), 0);
+	assert_ok(pgev_sql(pg, "SELECT 1", on_answer, &sleeping, &e));
+	assert_ok(pgev_sql(pg, "SELECT 2", on_answer, &behind, &e));
+	assert_true(loop_until(base, disconnected, pg, 20000));
+	assert_in_range((clock_mono_ns() - from) / 1000000, 7900, 12000); /* 3 s of the statement, 5 s for the way */
+	assert_int_equal(sleeping.code, ERR_UNAVAILABLE);
+	assert_int_equal(behind.code, ERR_UNAVAILABLE);
+	assert_non_null(strstr(behind.said, "unknown"));
+	assert_true(loop_until(base, connected, pg, 15000));
+	assert_string_equal(sql("SELECT 3").text, "3");
+	assert_int_equal(kill(backend, SIGCONT), 0);
+}
+
+/* One that answers slowly, each statement near its timeout, is not silent. */
+static void test_slow_is_not_silent(void **state)
+{
+	struct answer a[5] = { 0 };
+	struct err e;
+
+	(void)state;
+	for (size_t i = 0; i < 5; i++)
+		assert_ok(pgev_sql(pg, "SELECT pg_sleep(2)", on_answer, &a[i], &e));
+	assert_true(loop_until(base, idle, pg, 20000));
+	for (size_t i = 0; i < 5; i++)
+		assert_true(a[i].ok);
+	assert_true(pgev_connected(pg));
+}
+
 static void test_server_restarted(void **state)
 {
 	struct answer a = { 0 };
@@ -461,6 +499,8 @@ int main(void)
 		T(test_free_inside),
 		T(test_bad_conninfo),
 		T(test_backend_killed),
+		T(test_backend_silent),
+		T(test_slow_is_not_silent),
 		T(test_server_restarted),
 	};
 	int rc;
