@@ -171,8 +171,10 @@ void request_dispatch(struct request *r)
 	};
 	uint8_t type = r->head.type;
 
-	if (type >= sizeof(handlers) / sizeof(handlers[0]) || !handlers[type])
+	if (type >= sizeof(handlers) / sizeof(handlers[0]) || !handlers[type]) {
+		dispatch_strike(r->d, r->pipe_id, "unknown type of request");
 		request_refuse(r, LINK_BAD, "this type of request does not exist here");
-	else
+	} else {
 		handlers[type](r);
+	}
 }
