@@ -13,7 +13,8 @@
 
 #define MAGIC "EPHSPOOL"
 #define RECORDS_AT ((int64_t)SPOOL_HEAD_BYTES + 2 * SPOOL_SLOT_BYTES)
-#define STRIDE 256 /* one offset is remembered every STRIDE records */
+#define SLOT_CHECKED (SPOOL_SLOT_BYTES - 8) /* its last 8 bytes are the check of these */
+#define STRIDE 256                          /* one offset is remembered every STRIDE records */
 #define STRIDES (EVENT_RUN_COUNT_MAX / STRIDE + 16)
 
 struct spool {
@@ -23,6 +24,7 @@ struct spool {
 	struct spool_tail tail;
 	int64_t end; /* offset of the next record */
 	uint64_t slot_generation;
+	int64_t compute_ms;       /* for the next slot */
 	int64_t strides[STRIDES]; /* offset of record first_seq + i * STRIDE; 0 = not walked yet */
 	uint64_t cursor_seq;      /* the record at cursor_at, for reading in order */
 	int64_t cursor_at;
@@ -81,6 +83,7 @@ static void head_encode(const struct spool_head *h, struct buf *b)
 	wire_put_raw(b, h->prev_hash, sizeof(h->prev_hash));
 	wire_put_i64(b, h->cap_micros);
 	wire_put_i64(b, h->run_fee);
+	wire_put_i64(b, h->compute_price);
 	wire_put_raw(b, h->request_hash, sizeof(h->request_hash));
 }
 
@@ -107,13 +110,14 @@ static int head_decode(const uint8_t *p, size_t n, struct spool_head *h, struct 
 	wire_raw(&r, h->prev_hash, sizeof(h->prev_hash));
 	h->cap_micros = wire_i64(&r);
 	h->run_fee = wire_i64(&r);
+	h->compute_price = wire_i64(&r);
 	wire_raw(&r, h->request_hash, sizeof(h->request_hash));
 	if (r.failed || h->first_seq == 0 || h->first_seq > INT64_MAX)
 		return err_set(e, ERR_INVALID, "the spool's head is damaged");
 	return 0;
 }
 
-static void slot_encode(uint64_t generation, int64_t spent, int64_t held, struct buf *b)
+static void slot_encode(uint64_t generation, int64_t spent, int64_t held, int64_t compute_ms, struct buf *b)
 {
 	uint8_t check[EVENT_HASH_LEN];
 	static const uint8_t zero[EVENT_HASH_LEN];
@@ -121,6 +125,7 @@ static void slot_encode(uint64_t generation, int64_t spent, int64_t held, struct
 	wire_put_u64(b, generation);
 	wire_put_i64(b, spent);
 	wire_put_i64(b, held);
+	wire_put_i64(b, compute_ms);
 	event_hash(zero, b->data, b->len, check);
 	wire_put_raw(b, check, 8);
 }
@@ -137,18 +142,20 @@ static int slots_read(struct spool *s, struct err *e)
 		const uint8_t *p = raw + (ptrdiff_t)i * SPOOL_SLOT_BYTES;
 		struct wire_reader r;
 		uint64_t generation;
-		int64_t spent, held;
+		int64_t spent, held, compute_ms;
 
-		wire_read_init(&r, p, 24);
+		wire_read_init(&r, p, SLOT_CHECKED);
 		generation = wire_u64(&r);
 		spent = wire_i64(&r);
 		held = wire_i64(&r);
-		event_hash(zero, p, 24, check);
-		if (generation <= s->slot_generation || memcmp(check, p + 24, 8) != 0)
+		compute_ms = wire_i64(&r);
+		event_hash(zero, p, SLOT_CHECKED, check);
+		if (generation <= s->slot_generation || memcmp(check, p + SLOT_CHECKED, 8) != 0)
 			continue;
 		s->slot_generation = generation;
 		s->tail.spent = spent;
 		s->tail.held = held;
+		s->tail.compute_ms = s->compute_ms = compute_ms;
 	}
 	return 0;
 }
@@ -308,6 +315,11 @@ void spool_tail(const struct spool *s, struct spool_tail *out)
 
 /* --- writing ----------------------------------------------------------------------------------------------------------------- */
 
+void spool_compute(struct spool *s, int64_t compute_ms)
+{
+	s->compute_ms = compute_ms;
+}
+
 int spool_meter(struct spool *s, int64_t spent, int64_t held, struct err *e)
 {
 	uint8_t memory[SPOOL_SLOT_BYTES];
@@ -315,9 +327,9 @@ int spool_meter(struct spool *s, int64_t spent, int64_t held, struct err *e)
 	uint64_t generation = s->slot_generation + 1;
 	int64_t at = SPOOL_HEAD_BYTES + (int64_t)(generation % 2) * SPOOL_SLOT_BYTES;
 
-	if (spent == s->tail.spent && held == s->tail.held && s->slot_generation > 0)
+	if (spent == s->tail.spent && held == s->tail.held && s->compute_ms == s->tail.compute_ms && s->slot_generation > 0)
 		return 0;
-	slot_encode(generation, spent, held, &b);
+	slot_encode(generation, spent, held, s->compute_ms, &b);
 	if (b.failed) {
 		buf_free(&b);
 		return err_set(e, ERR_NOMEM, "no memory for a spool slot");
@@ -329,6 +341,7 @@ int spool_meter(struct spool *s, int64_t spent, int64_t held, struct err *e)
 	s->slot_generation = generation;
 	s->tail.spent = spent;
 	s->tail.held = held;
+	s->tail.compute_ms = s->compute_ms;
 	return 0;
 }
 

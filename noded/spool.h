@@ -9,9 +9,9 @@
  *
  * File, little endian:
  *   head, SPOOL_HEAD_BYTES: magic, version, struct spool_head, zeros
- *   two meter slots of SPOOL_SLOT_BYTES: u64 generation, i64 spent, i64 held, 8 bytes check; the valid one with the higher
- * generation counts. A hold is written here before the first byte of its request leaves. records: u32 len, u16 type, u64 seq, i64
- * t_ms, i64 spent, i64 held, hash[32], bytes[len]; len 0 = end
+ *   two meter slots of SPOOL_SLOT_BYTES: u64 generation, i64 spent, i64 held, i64 compute_ms, 8 bytes check; the valid one with the
+ * higher generation counts. A hold is written here before the first byte of its request leaves. records: u32 len, u16 type, u64
+ * seq, i64 t_ms, i64 spent, i64 held, hash[32], bytes[len]; len 0 = end
  */
 #ifndef NODED_SPOOL_H
 #define NODED_SPOOL_H
@@ -22,9 +22,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define SPOOL_VERSION 1
+#define SPOOL_VERSION 2
 #define SPOOL_HEAD_BYTES 512
-#define SPOOL_SLOT_BYTES 32
+#define SPOOL_SLOT_BYTES 40
 #define SPOOL_RECORD_HEAD 70
 /* Room for all that a run may write, and for ends that must always fit. */
 #define SPOOL_RESERVE_BYTES (512 * 1024)
@@ -44,6 +44,7 @@ struct spool_head {
 	uint8_t prev_hash[EVENT_HASH_LEN]; /* of seq first_seq - 1 */
 	int64_t cap_micros;
 	int64_t run_fee;
+	int64_t compute_price; /* micros per million milliseconds */
 	uint8_t request_hash[SHA256_LEN];
 };
 
@@ -53,6 +54,7 @@ struct spool_tail {
 	uint8_t hash[EVENT_HASH_LEN]; /* of seq next_seq - 1 */
 	int64_t t_ms;                 /* of that event; 0 when none was written here */
 	int64_t spent, held;          /* newest meter, with or without an event; spent + held is the charge if the broker died */
+	int64_t compute_ms;           /* what of the two is compute, as time: see spool_compute */
 	uint64_t bytes;               /* of events in this spool */
 	uint16_t last_type;           /* enum event_type of the last record; EV_COUNT when there is none */
 };
@@ -82,6 +84,9 @@ void spool_tail(const struct spool *s, struct spool_tail *out);
  * event or the file is full, ERR_IO. On -1 nothing was written. `bytes_written` (may be NULL) is the event's length. */
 int spool_append(struct spool *s, enum event_source source, enum event_type type, int64_t t_ms, const void *data, size_t data_len,
 		int64_t spent, int64_t held, size_t *bytes_written, struct err *e) EPH_MUST_CHECK;
+/* How much compute the meter pays for that is written next (spent and held together), so that whoever goes on with the run can book
+ * it as what it is. Kept until it is set anew. */
+void spool_compute(struct spool *s, int64_t compute_ms);
 /* The meter alone, when no event is due. */
 int spool_meter(struct spool *s, int64_t spent, int64_t held, struct err *e) EPH_MUST_CHECK;
 

@@ -183,6 +183,7 @@ bool broker_meter_moved(struct broker *b)
 	bool ok = true;
 
 	broker_meter(b, &spent, &held);
+	spool_compute(b->spool, meter_paid_ms(&b->meter, broker_compute_ms(b)));
 	if (spool_meter(b->spool, spent, held, &e) < 0) {
 		session_spool_failed(b, &e);
 		ok = false;
@@ -242,7 +243,10 @@ static void on_notify(evutil_socket_t fd, short what, void *arg)
 
 static void event_meter(void *arg, int64_t *spent, int64_t *held)
 {
-	broker_meter(arg, spent, held);
+	struct broker *b = arg;
+
+	broker_meter(b, spent, held);
+	spool_compute(b->spool, meter_paid_ms(&b->meter, broker_compute_ms(b)));
 }
 
 static void event_appended(void *arg, uint64_t seq)

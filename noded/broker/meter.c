@@ -86,6 +86,13 @@ int64_t meter_held(const struct meter *m, int64_t compute_ms)
 	return all - spent;
 }
 
+int64_t meter_paid_ms(const struct meter *m, int64_t compute_ms)
+{
+	if (!m->started || compute_ms < 0)
+		return 0;
+	return m->open && m->hold_until_ms > compute_ms ? m->hold_until_ms : compute_ms;
+}
+
 int64_t meter_compute_limit_ms(const struct meter *m)
 {
 	int64_t used = charged(m);

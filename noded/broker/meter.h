@@ -37,6 +37,8 @@ void meter_start(struct meter *m);
 int64_t meter_spent(const struct meter *m, int64_t compute_ms);
 /* What the open hold promises beyond that; 0 without one. spent + held <= cap. */
 int64_t meter_held(const struct meter *m, int64_t compute_ms);
+/* Milliseconds of compute that spent and held pay for together. */
+int64_t meter_paid_ms(const struct meter *m, int64_t compute_ms);
 /* Longest the run may compute with what is charged and held: at this many ms since hand-over it must be stopped. INT64_MAX when
  * compute is free. */
 int64_t meter_compute_limit_ms(const struct meter *m);

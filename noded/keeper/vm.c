@@ -103,6 +103,7 @@ static int make_spool(struct vm *vm, const struct assignment *a, int64_t receive
 		.first_seq = a->next_seq,
 		.cap_micros = a->cap_micros,
 		.run_fee = a->price.run_fee,
+		.compute_price = a->price.compute,
 	};
 
 	memcpy(head.run_id, a->run_id, sizeof(head.run_id));

@@ -7,6 +7,7 @@
 #include "common/clock.h"
 #include "common/json.h"
 #include "common/log.h"
+#include "common/price.h"
 #include "common/text.h"
 #include "spool.h"
 
@@ -43,10 +44,13 @@ static int append_destroyed(struct vm *vm, struct spool *s, const struct spool_t
 	return rc;
 }
 
-/* Open holds are charged in full: whether their calls were made cannot be known any more. */
+/*
+ * Open holds are charged in full: whether their calls were made cannot be known any more. Compute is booked as what it is, up to
+ * where the meter had paid for it; how many tokens the rest was is not known here.
+ */
 static void charge(const struct spool_head *head, const struct spool_tail *tail, struct run_end *end)
 {
-	int64_t total = tail->spent;
+	int64_t total = tail->spent, compute;
 
 	if (tail->held > 0 && total <= INT64_MAX - tail->held)
 		total += tail->held;
@@ -56,7 +60,11 @@ static void charge(const struct spool_head *head, const struct spool_tail *tail,
 		total = head->cap_micros;
 	end->cost.total = total;
 	end->cost.run_fee = head->run_fee < total ? head->run_fee : total;
-	end->cost.model = total - end->cost.run_fee;
+	end->usage.compute_ms = tail->compute_ms > 0 ? tail->compute_ms : 0;
+	if (!price_of(end->usage.compute_ms, head->compute_price, &compute) || compute > total - end->cost.run_fee)
+		compute = total - end->cost.run_fee;
+	end->cost.compute = compute;
+	end->cost.model = total - end->cost.run_fee - compute;
 	end->usage.unmetered_model_micros = end->cost.model;
 }
 

@@ -367,6 +367,37 @@ static void test_model_calls_exceeded(void **state)
 	rig_stop(&r);
 }
 
+/* The broker dies in a call: what it left is the hold, in full, within the cap, and how much of it is compute. */
+static void test_killed_in_a_call(void **state)
+{
+	const char *answers[] = { "hang after " SSE_HEAD CHUNK("hal"), NULL };
+	struct spool_tail t;
+	struct spool *s;
+	struct err e;
+	int64_t compute;
+	struct rig r;
+
+	(void)state;
+	rig_defaults(&r);
+	r.a.price.compute = 2000000; /* 2 micros a millisecond: the call's 5 s are 10000 */
+	rig_start(&r, answers);
+	to_work(&r);
+	call_model(&r, "hi");
+	wait_until_answering(&r);
+	assert_int_equal(kill(r.pid, SIGKILL), 0);
+	assert_int_equal(waitpid(r.pid, NULL, 0), r.pid);
+	r.pid = 0;
+	assert_int_equal(spool_open(dup(r.spool_fd), false, &s, &e), 0);
+	spool_tail(s, &t);
+	spool_close(s);
+	assert_true(t.spent + t.held <= r.a.cap_micros);
+	assert_true(t.compute_ms >= 4000 && t.compute_ms <= 60000); /* to the attempt's deadline */
+	assert_true(price_of(t.compute_ms, r.a.price.compute, &compute));
+	/* Fee and compute taken away, the dearest outcome of the attempt is left. */
+	assert_true(t.spent + t.held - compute - r.a.price.run_fee > 15000);
+	rig_stop(&r);
+}
+
 /* Copies of a text in the private memory of a process that may be written; -1: it may not be looked at. */
 static int copies_in(pid_t pid, const char *text)
 {
@@ -443,6 +474,7 @@ int main(void)
 		cmocka_unit_test(test_timeout_in_a_call),
 		cmocka_unit_test(test_model_calls_exceeded),
 		cmocka_unit_test(test_one_copy_of_the_key),
+		cmocka_unit_test(test_killed_in_a_call),
 	};
 
 	(void)signal(SIGPIPE, SIG_IGN);

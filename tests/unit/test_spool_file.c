@@ -138,12 +138,20 @@ static void test_meter_alone(void **state)
 	spool_tail(r, &t);
 	assert_int_equal(t.spent, 100);
 	assert_true(t.held == 0 || t.held == 900);
+	spool_compute(r, 77);
 	assert_int_equal(spool_meter(r, 7, 8, &e), 0);
 	spool_close(r);
-	r = open_copy(fd, false);
+	r = open_copy(fd, true);
 	spool_tail(r, &t);
 	assert_int_equal(t.spent, 7);
 	assert_int_equal(t.held, 8);
+	assert_int_equal(t.compute_ms, 77);
+	append(r, 20, 9, 0, "{}"); /* who goes on with it keeps it */
+	spool_close(r);
+	r = open_copy(fd, false);
+	spool_tail(r, &t);
+	assert_int_equal(t.spent, 9);
+	assert_int_equal(t.compute_ms, 77);
 	spool_close(r);
 	spool_close(w);
 	close(fd);
