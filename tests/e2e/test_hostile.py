@@ -1,12 +1,15 @@
 """Providers that misbehave, commands that attack their machine, and wallets that many want at once: the right end and code, never more
 than the cap, and nothing left on the host. One control plane and one node are shared; runs of a test go at once."""
+import os
 import random
+import signal
 import threading
 
 import control as control_rig
 import fixtures
 import node as node_rig
 import pytest
+import wait
 from client import check_chain, check_timeline, output_of, say, shell, turns
 
 ERROR = {"error": {"message": "made to fail", "type": "server_error"}}
@@ -217,6 +220,30 @@ def test_a_wallet_for_ten(busy, cluster, bin_dir):
             me = client.get("/v1/me")
             assert me["reserved_micros"] == 0 and me["balance_micros"] == credit
     control.undrain(busy.node.name)
+    control.check_ledger()
+
+
+@pytest.mark.guest
+def test_broker_is_killed_in_a_model_call(busy):
+    """kill -9 while the provider works: the open hold is charged in full, within the cap, and compute is booked as compute."""
+    control, client = busy.control, busy.client()
+    control.operator("PUT", "/models/scripted/dear", json={"upstream": "auto", "max_output_tokens": 1000, "call_timeout_ms": 20_000})
+    control.operator("PUT", "/prices/scripted/dear", json={"input_micros_per_million": 3_000_000, "output_micros_per_million": 15_000_000})
+    made = client.create(prompt=turns(say("never said", delay_ms=60_000)), model="scripted/dear", max_cost_micros=70_000)["id"]
+    wait.until(lambda: f'scripted answer request="{made}-1-1"' in control.log_text(), 60, "the provider to be asked")
+    before = client.read(made)
+    for pid in busy.node.role_pids("broker"):
+        os.kill(pid, signal.SIGKILL)
+    run = client.settled(made, 60)
+    check_timeline(run, client.events(made))
+    assert run["status"] == "interrupted" and run["error"]["code"] == "broker_lost", run["error"]
+    cost, usage = run["cost"], client.get(f"/v1/runs/{made}/receipt")["usage"]
+    # At least the output limit, at most the cap; compute to the call's deadline at 0.2 micros a millisecond.
+    assert 15_000 <= cost["model_micros"] <= run["cost_micros"] <= 70_000, cost
+    assert usage["unmetered_model_micros"] == cost["model_micros"]
+    assert 10_000 <= usage["compute_ms"] <= 120_000 and cost["compute_micros"] == -(-usage["compute_ms"] * 200_000 // 1_000_000), (cost, usage)
+    assert before["status"] == "running"
+    busy.node.clean()
     control.check_ledger()
 
 
