@@ -66,14 +66,24 @@ static void on_later(evutil_socket_t fd, short what, void *arg)
 	http_conn_work(arg);
 }
 
+/* The servers of this thread: all that an accept that fails tells is which evhttp it was for. */
+static _Thread_local struct httpd *servers;
+
 /* Out of descriptors: the listener would be called again at once, for ever. The sweep wakes it. */
 static void on_accept_error(struct evconnlistener *listener, void *arg)
 {
-	struct httpd *h = arg;
+	int reason = errno;
+	struct httpd *h;
 
-	log_warn("http accept failed connections=%d reason=%s", h->count, strerror(errno));
-	h->full = true;
 	evconnlistener_disable(listener);
+	for (h = servers; h && (void *)h->http != arg; h = h->next)
+		continue;
+	check_warn(h != NULL);
+	if (!h)
+		return;
+	if (!h->full)
+		log_warn("http accept failed connections=%d reason=%s", h->count, strerror(reason));
+	h->full = true;
 }
 
 static int bind_one(const struct addrinfo *a)
@@ -169,6 +179,8 @@ int httpd_new(struct event_base *base, const struct httpd_options *opt, struct h
 	*out = NULL;
 	if (!h)
 		return err_set(e, ERR_NOMEM, "http: no memory");
+	h->next = servers;
+	servers = h;
 	h->base = base;
 	h->opt = *opt;
 	if (set_up(h, e) != 0 || bind_listen(opt->listen, &fd, &h->port, e) != 0) {
@@ -227,8 +239,14 @@ void httpd_stop_accepting(struct httpd *h)
 
 void httpd_free(struct httpd *h)
 {
+	struct httpd **at;
+
 	if (!h)
 		return;
+	for (at = &servers; *at && *at != h; at = &(*at)->next)
+		continue;
+	if (*at)
+		*at = h->next;
 	if (h->http)
 		evhttp_free(h->http);
 	h->http = NULL;

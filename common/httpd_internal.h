@@ -68,6 +68,7 @@ struct http_req {
 };
 
 struct httpd {
+	struct httpd *next; /* of this thread */
 	struct event_base *base;
 	struct httpd_options opt;
 	struct evhttp *http;

@@ -124,6 +124,8 @@ static bool header_line(struct http_scan *s, const uint8_t *p, size_t n)
 		left--;
 	if (word_is(p, name, "Content-Length"))
 		return content_length(s, value, left);
+	if (word_is(p, name, "Expect") && !word_is(value, left, "100-continue"))
+		return bad(s, 417, "the only Expect that is known here is 100-continue");
 	if (word_is(p, name, "Transfer-Encoding")) {
 		if (s->chunked || s->http10 || !word_is(value, left, "chunked"))
 			return bad(s, 400, "Transfer-Encoding may only be chunked, once, in HTTP/1.1");

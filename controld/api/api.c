@@ -199,9 +199,8 @@ static void refuse(void *arg, struct http_req *http, int status, const char *det
 
 	id_make("req", id);
 	api_common_headers(a, http, id);
-	if (!problem_render(&out, a->public_url, problem_of_status(status), detail, id, NULL))
+	if (!problem_render_as(&out, a->public_url, problem_of_status(status), status, detail, id, NULL))
 		buf_reset(&out);
-	/* httpd's status stands: it may be finer than the problem's (408 is an invalid-request). */
 	http_reply(http, status, "application/problem+json", out.data, out.len);
 	buf_free(&out);
 }

@@ -62,6 +62,7 @@ enum problem problem_of_status(int status)
 	case 415: return PROBLEM_UNSUPPORTED_MEDIA_TYPE;
 	case 429: return PROBLEM_RATE_LIMITED;
 	case 503: return PROBLEM_UNAVAILABLE;
+	case 505: return PROBLEM_INVALID_REQUEST;
 	default: return status >= 400 && status < 500 ? PROBLEM_INVALID_REQUEST : PROBLEM_INTERNAL;
 	}
 }
@@ -293,6 +294,12 @@ static void errors_render(struct jw *w, const struct field_errors *fe)
 bool problem_render(struct buf *out, const char *public_url, enum problem p, const char *detail, const char *request_id,
 		const struct field_errors *fe)
 {
+	return problem_render_as(out, public_url, p, problem_status(p), detail, request_id, fe);
+}
+
+bool problem_render_as(struct buf *out, const char *public_url, enum problem p, int status, const char *detail,
+		const char *request_id, const struct field_errors *fe)
+{
 	char type[1200];
 	struct buf clean = BUF_INIT(4096);
 	struct jw w;
@@ -306,7 +313,7 @@ bool problem_render(struct buf *out, const char *public_url, enum problem p, con
 	jw_object(&w);
 	jw_kstr(&w, "type", type);
 	jw_kstr(&w, "title", problem_title(p));
-	jw_kint(&w, "status", problem_status(p));
+	jw_kint(&w, "status", status);
 	jw_kstrn(&w, "detail", clean.data ? (const char *)clean.data : "", clean.len);
 	if (request_id && *request_id)
 		jw_kstr(&w, "request_id", request_id);

@@ -76,7 +76,7 @@ int problem_status(enum problem p);
 const char *problem_title(enum problem p);
 const char *problem_help(enum problem p);
 enum problem problem_parse(const char *name); /* PROBLEM_COUNT when unknown */
-/* For a status that httpd itself answers with (400, 408, 413, 417, 501, 503). */
+/* For a status that httpd itself answers with (400, 408, 413, 417, 431, 501, 503, 505). */
 enum problem problem_of_status(int status);
 /* Translates an error of the program. Text of ERR_INTERNAL, ERR_IO and ERR_NOMEM is for the log, not for clients. */
 enum problem problem_of_err(const struct err *e);
@@ -127,5 +127,8 @@ bool pointer_print(const struct pointer *at, struct buf *out);
 /* The whole application/problem+json body. `detail` is cleaned of what is not UTF-8; fe may be NULL. False when out is full. */
 bool problem_render(struct buf *out, const char *public_url, enum problem p, const char *detail, const char *request_id,
 		const struct field_errors *fe);
+/* With a status that is finer than the problem's own: 408, 431 and 505 are all an invalid-request. */
+bool problem_render_as(struct buf *out, const char *public_url, enum problem p, int status, const char *detail,
+		const char *request_id, const struct field_errors *fe);
 
 #endif

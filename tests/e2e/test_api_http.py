@@ -1,11 +1,10 @@
-"""The API as bad clients and bad days find it: hostile bytes, clients that leave, Postgres away, going down."""
+"""The API as bad days find it: clients that leave, Postgres away, going down. Hostile bytes are in test_api_bytes.py."""
 import concurrent.futures
 import json
 import signal
 import socket
 import time
 
-import pytest
 import requests
 import wait
 from api_rig import client, control, paper, problem  # noqa: F401
@@ -15,67 +14,7 @@ import control as control_rig
 import pg
 
 
-# --- hostile HTTP ------------------------------------------------------------------------------------------------------------------------
-
-
-def raw(control, data, seconds=10, shut=False):
-    host, port = control.addresses["api"].split(":")
-    with socket.create_connection((host, int(port)), seconds) as s:
-        s.settimeout(seconds)
-        s.sendall(data)
-        if shut:
-            s.shutdown(socket.SHUT_WR)
-        got = b""
-        while True:
-            try:
-                more = s.recv(65536)
-            except (TimeoutError, ConnectionResetError):
-                break
-            if not more:
-                break
-            got += more
-        return got
-
-
-HOSTILE = {
-    "two lengths": b"POST /v1/runs HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}x",
-    "plus in length": b"POST /v1/runs HTTP/1.1\r\nHost: x\r\nContent-Length: +2\r\n\r\n{}",
-    "length and chunked": b"POST /v1/runs HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    "space before the colon": b"POST /v1/runs HTTP/1.1\r\nHost: x\r\nContent-Length : 2\r\n\r\n{}",
-    "no host": b"GET /healthz HTTP/1.1\r\n\r\n",
-    "two hosts": b"GET /healthz HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
-    "hex in chunk": b"POST /v1/runs HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0x1\r\na\r\n0\r\n\r\n",
-    "nonsense": b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n",
-    "NUL in the path": b"GET /healthz%00 HTTP/1.1\r\nHost: x\r\n\r\n",
-    "bad escape": b"GET /healthz%zz HTTP/1.1\r\nHost: x\r\n\r\n",
-    "too many headers": b"GET /healthz HTTP/1.1\r\nHost: x\r\n" + b"A: " + b"x" * 40000 + b"\r\n\r\n",
-}
-
-
-@pytest.mark.parametrize("name", sorted(HOSTILE))
-def test_hostile_bytes(control, name):
-    got = raw(control, HOSTILE[name])
-    head, _, body = got.partition(b"\r\n\r\n")
-    status = int(head.split(b" ")[1])
-    assert status in (400, 408, 413, 431, 505), got[:300]
-    assert got.count(b"HTTP/1.1 ") == 1, "more than one answer"
-    assert b"application/problem+json" in head and json.loads(body)["status"], got[:300]
-    assert b"connection: close" in head.lower()
-    assert requests.get(f"{control.url}/healthz", timeout=10).status_code == 200
-
-
-def test_pipelined(control, client):
-    one = f"GET /v1/me HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {client.key}\r\n\r\n".encode()
-    got = raw(control, one + b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n" + b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-    assert got.count(b"HTTP/1.1 200") == 3
-
-
-def test_chunked_body(control, client):
-    body = b'{"prompt":"chunked"}'
-    head = f"POST /v1/runs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {client.key}\r\nContent-Type: application/json\r\nConnection: close\r\n"
-    got = raw(control, head.encode() + b"Transfer-Encoding: chunked\r\n\r\n5\r\n" + body[:5] + b"\r\n" + b"%x\r\n" % (len(body) - 5) + body[5:] + b"\r\n0\r\n\r\n")
-    assert got.startswith(b"HTTP/1.1 201"), got[:200]
-    client.cancel(json.loads(got.partition(b"\r\n\r\n")[2])["id"])
+# --- clients that leave -------------------------------------------------------------------------------------------------------------------
 
 
 def test_client_that_goes_away(control, paper, client):
@@ -105,27 +44,6 @@ def test_health(control, paper):
     ready = requests.get(f"{control.operator_url}/readyz", timeout=10)
     assert ready.status_code == 200 and ready.json()["status"] == "ready" and ready.json()["reasons"] == [], ready.text
     assert ready.json()["nodes_live"] >= 1
-
-
-def test_slow_request_is_ended(cluster, bin_dir):
-    """A client that sends its request a byte at a time does not hold a connection for ever."""
-    with control_rig.Control(cluster, bin_dir, http_deadline_seconds=1) as own:
-        host, port = own.addresses["api"].split(":")
-        with socket.create_connection((host, int(port)), 10) as s:
-            s.settimeout(0.2)
-            got, begin = b"", time.monotonic()
-            while time.monotonic() - begin < 15:
-                try:
-                    s.sendall(b"G")
-                    more = s.recv(65536)
-                    got += more
-                    if not more:
-                        break
-                except TimeoutError:
-                    continue
-                except (ConnectionResetError, BrokenPipeError):
-                    break
-            assert time.monotonic() - begin < 10
 
 
 def test_idle_time_is_not_waiting_time(cluster, bin_dir):

@@ -2,6 +2,8 @@
 /* link: ephloop_http */
 #include "unit.h"
 
+#include <sys/resource.h>
+
 #include "httpd.h"
 #include "loop.h"
 
@@ -152,6 +154,8 @@ static void test_refused(void **state)
 		{ "GET /?a=%f HTTP/1.1\r\nHost: a\r\n\r\n", "400" },
 		{ "BREW / HTTP/1.1\r\nHost: a\r\n\r\n", "501" },
 		{ "GET / HTTP/2.0\r\nHost: a\r\n\r\n", "505" },
+		{ "GET / HTTP/1.1\r\nHost: a\r\nExpect: x\r\n\r\n", "417" },
+		{ "POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue, x\r\nContent-Length: 1\r\n\r\n", "417" },
 		{ "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100001\r\n\r\n", "413" },
 		{ "POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 99999999999\r\n\r\n", "413" },
 		{ "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n186a1\r\n", "413" },
@@ -530,6 +534,31 @@ static void test_many_connections(void **state)
 	}
 }
 
+/* No descriptor is left for a connection: it waits, and is served when there is one. */
+static void test_out_of_descriptors(void **state)
+{
+	struct rlimit before, low;
+	int held[64], count = 0;
+
+	(void)state;
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+	low = before;
+	low.rlim_cur = (rlim_t)client.fd + 20;
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
+	while (count < 64 && (held[count] = dup(client.fd)) >= 0)
+		count++;
+	assert_true(count > 5 && count < 64);
+	client.send = GET("/");
+	client.left = strlen(client.send);
+	client.want = "]";
+	assert_false(loop_until(t.base, raw_step, &client, 500)); /* its connection could not be accepted */
+	while (count > 0)
+		close(held[--count]);
+	assert_true(loop_until(t.base, raw_step, &client, 5000));
+	has("HTTP/1.1 200");
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+}
+
 static void test_stop_accepting(void **state)
 {
 	(void)state;
@@ -567,6 +596,7 @@ int main(void)
 		T(test_next_request_early),
 		T(test_pipeline_flood),
 		T(test_many_connections),
+		T(test_out_of_descriptors),
 		T(test_stop_accepting),
 	};
 
