@@ -18,6 +18,9 @@ struct outcome {
 	size_t to_guest;    /* bytes */
 	unsigned int frames;
 	int rc;
+	/* What the broker has still to answer. */
+	uint32_t call_stream; /* 0 = no call */
+	uint32_t event_bytes;
 };
 
 static void on_send(void *arg, const void *bytes, size_t n)
@@ -35,6 +38,12 @@ static void on_emit(void *arg, uint8_t type, const void *body, size_t n)
 	must(type >= RF_CB_VMM_UP && type <= RF_CB_CONSOLE);
 	must(n <= ROLE_FRAME_MAX);
 	o->frames++;
+	if (type == RF_CB_CALL) {
+		must(n > 5 && o->call_stream == 0);
+		memcpy(&o->call_stream, body, 4);
+	} else if (type == RF_CB_EVENT) {
+		o->event_bytes += (uint32_t)n;
+	}
 	buf_add_char(&o->emitted, (char)type);
 	buf_add(&o->emitted, body, n);
 }
@@ -74,26 +83,58 @@ static struct guest_peer *prepare(unsigned int stage, const struct guest_peer_op
 	return p;
 }
 
+/* As a broker does after each frame: credit for events, a reply to a call. */
+static void answer(struct guest_peer *p, struct outcome *o)
+{
+	static const uint8_t reply[5000] = { 1 };
+	uint32_t stream = o->call_stream, events = o->event_bytes;
+	struct err e;
+
+	o->call_stream = o->event_bytes = 0;
+	if (events % 3)
+		guest_peer_event_credit(p, events);
+	if (stream)
+		must(guest_peer_reply(p, stream, 1, reply, sizeof(reply), &e) == 0);
+	if (events % 5 == 1)
+		guest_peer_stop(p, "enough");
+	(void)guest_peer_booting(p);
+	must(*guest_peer_state(p));
+}
+
+/* Never listened to again. */
+static void broken(struct guest_peer *p, const uint8_t *data, size_t n, struct outcome *o)
+{
+	unsigned int frames = o->frames;
+	struct err e;
+	size_t used;
+
+	o->rc = -1;
+	must(guest_peer_feed(p, data, n, &used, &e) == 0 && used == n);
+	must(o->frames == frames);
+}
+
 static void run_guest(unsigned int stage, const uint8_t *data, size_t n, size_t step, struct outcome *o)
 {
 	struct guest_peer_ops ops = { .send = on_send, .emit = on_emit, .arg = o };
 	struct guest_peer *p = prepare(stage, &ops);
-	size_t at = 0, have = 0, used;
+	size_t at = 0, have, used;
 	struct err e;
 
 	o->rc = 0;
-	while (have < n) {
-		have = n - have > step ? have + step : n;
-		if (guest_peer_feed(p, data + at, have - at, &used, &e) != 0) {
-			unsigned int frames = o->frames;
+	while (at < n && o->rc == 0) {
+		struct guest_frame_view v;
+		size_t whole = guest_frame_next(data + at, n - at, &v, &e) == 1 ? v.total : n - at;
 
-			o->rc = -1;
-			must(guest_peer_feed(p, data, n, &used, &e) == 0 && used == n);
-			must(o->frames == frames);
-			break;
+		for (have = 0, used = 0; have < whole && used == 0 && o->rc == 0;) {
+			have = whole - have > step ? have + step : whole;
+			if (guest_peer_feed(p, data + at, have, &used, &e) != 0)
+				broken(p, data, n, o);
 		}
-		must(used <= have - at);
+		if (o->rc || used == 0)
+			break;
+		must(used == whole);
 		at += used;
+		answer(p, o);
 	}
 	guest_peer_free(p);
 }
