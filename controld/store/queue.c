@@ -122,7 +122,15 @@ static bool read_assign(const struct pg_rows *rows, int i, struct store_assign *
 	col_text(rows, i, C_PROVIDER, out->provider, sizeof(out->provider));
 	out->sealed_key = pg_bytea(rows, i, C_SEALED_KEY, &out->sealed_key_len);
 	a->prompt = strdup(pg_text(rows, i, C_PROMPT));
-	return a->prompt && read_assign_files(rows, i, a);
+	return a->prompt && (out->sealed_key || pg_is_null(rows, i, C_SEALED_KEY)) && read_assign_files(rows, i, a);
+}
+
+static void assign_drop(struct store_assign *v)
+{
+	free(v->a.prompt);
+	free(v->a.files);
+	free((void *)(uintptr_t)v->sealed_key);
+	*v = (struct store_assign){ .sealed_key = NULL };
 }
 
 /* Kills have id 0: they are found anew each time and need no acknowledgement. */
@@ -161,11 +169,15 @@ static void read_next(struct store *s, const struct pg_rows *rows, struct store_
 		if (strcmp(kind, "state") == 0) {
 			out->result = read_state(pg_text(rows, i, C_RESULT));
 		} else if (strcmp(kind, "assign") == 0 && out->assign_count < STORE_CLAIM_MAX) {
-			if (read_assign(rows, i, &out->assigns[out->assign_count]))
-				hub_run_changed(s, out->assigns[out->assign_count].a.run_id);
-			else
+			struct store_assign *v = &out->assigns[out->assign_count];
+
+			if (read_assign(rows, i, v)) {
+				hub_run_changed(s, v->a.run_id);
+				out->assign_count++;
+			} else { /* half of it would be another run: without its prompt, files or key */
 				log_error("a claim cannot be read run=%s", pg_text(rows, i, C_RUN));
-			out->assign_count++;
+				assign_drop(v);
+			}
 		} else if (out->command_count < LINK_COMMANDS_MAX) {
 			read_command(rows, i, &out->commands[out->command_count++]);
 		}
@@ -174,11 +186,8 @@ static void read_next(struct store *s, const struct pg_rows *rows, struct store_
 
 static void next_free(struct store_next *n)
 {
-	for (size_t i = 0; n->assigns && i < n->assign_count; i++) {
-		free(n->assigns[i].a.prompt);
-		free(n->assigns[i].a.files);
-		free((void *)(uintptr_t)n->assigns[i].sealed_key);
-	}
+	for (size_t i = 0; n->assigns && i < n->assign_count; i++)
+		assign_drop(&n->assigns[i]);
 	free(n->assigns);
 	free(n->commands);
 }
