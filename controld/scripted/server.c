@@ -88,6 +88,19 @@ static void answer_error(struct http_req *req, int status, const char *type, con
 	buf_free(&b);
 }
 
+/*
+ * What this provider would bill, by its own count, whatever it says as usage: nothing without a 2xx head, all that it worked with one,
+ * also when the connection is cut later. One line when the head leaves; tests add them up and compare with what a run was charged.
+ */
+static void tally(const struct job *j, int status)
+{
+	bool worked = status >= 200 && status <= 299;
+
+	log_debug("scripted tally request=\"%s\" status=%d input_tokens=%lld output_tokens=%lld limit=%lld", j->request_id, status,
+			worked ? (long long)j->chat.prompt_tokens : 0, worked ? (long long)j->plan.completion_tokens : 0,
+			(long long)j->chat.limit);
+}
+
 /* --- carrying a plan out ----------------------------------------------------------------------------------------------------- */
 
 static void wait_ms(struct job *j, int64_t ms)
@@ -102,6 +115,7 @@ static void answer_http(struct job *j)
 	const struct plan *p = &j->plan;
 	const char *type = p->http_json ? "application/json" : "text/plain; charset=utf-8";
 
+	tally(j, p->http_status);
 	mark(j->req);
 	for (size_t i = 0; i < p->header_count; i++) {
 		if (strcasecmp(p->headers[i].name, "Content-Type") == 0)
@@ -117,6 +131,7 @@ static void answer_whole(struct job *j)
 {
 	const struct buf *b = &j->render.chunks[0];
 
+	tally(j, 200);
 	mark(j->req);
 	http_reply(j->req, 200, "application/json", b->data, b->len);
 	free_job(j);
@@ -168,6 +183,7 @@ static void go_on(struct job *j)
 		return;
 	}
 	if (!j->started) {
+		tally(j, 200);
 		mark(j->req);
 		http_stream_start(j->req, 200, j->plan.stream ? "text/event-stream" : "application/json");
 		j->started = true;
