@@ -24,6 +24,8 @@
 #define RESERVE_MIB 64
 #define RESERVE_PART 16
 #define MEMORY_MIN_MIB 32
+/* With less than this available in the whole machine the agent itself would soon wait for memory. */
+#define SHORT_MIB 32
 
 static int worker_dir = -1;
 static long memory_mib;
@@ -114,6 +116,13 @@ long cgroup_oom_kills(void)
 		return 0;
 	found = strstr(text, "oom_kill ");
 	return found == NULL ? 0 : strtol(found + strlen("oom_kill "), NULL, 10);
+}
+
+bool cgroup_machine_short(void)
+{
+	long kib = fs_meminfo_kib("MemAvailable");
+
+	return kib >= 0 && kib < SHORT_MIB * 1024;
 }
 
 long cgroup_memory_mib(void)

@@ -10,6 +10,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+/* Reaped in one go: as many as can have ended at once. Processes that end as fast as they are reaped must not keep the agent here.
+ */
+#define REAP_MAX 256
+
 static int signal_fd = -1;
 static struct child_end *watched;
 
@@ -44,7 +48,7 @@ void children_reap(void)
 
 	while (read(signal_fd, unused, sizeof unused) > 0)
 		continue;
-	for (;;) {
+	for (int i = 0; i < REAP_MAX; i++) {
 		memset(&info, 0, sizeof info);
 		if (waitid(P_ALL, 0, &info, WEXITED | WNOHANG) < 0 || info.si_pid == 0)
 			return;
@@ -54,4 +58,5 @@ void children_reap(void)
 			watched->code = info.si_status;
 		}
 	}
+	(void)kill(getpid(), SIGCHLD); /* blocked, so it makes the descriptor readable again */
 }

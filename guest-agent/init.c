@@ -145,6 +145,8 @@ void init_settings(void)
 		{ "/proc/sys/kernel/unprivileged_bpf_disabled", "2" },
 		{ "/proc/sys/user/max_user_namespaces", "0" }, /* a worker must not become root of anything */
 		{ "/proc/sys/kernel/printk", "1 4 1 7" },
+		{ "/proc/sys/kernel/modules_disabled", "1" }, /* all that are needed are in; for root too */
+		{ "/proc/sys/kernel/kexec_load_disabled", "1" },
 		/*
 		 * Bytes in sockets count against no cgroup. So there are few of them, in files that are bounded over the whole
 		 * machine: at most 4096 * 16 KiB in unix sockets and 16 MiB in the others. Without this a loop over socketpair()
@@ -152,7 +154,8 @@ void init_settings(void)
 		 */
 		{ "/proc/sys/fs/file-max", "4096" },
 		{ "/proc/sys/net/core/wmem_default", "16384" },
-		{ "/proc/sys/net/core/wmem_max", "8192" }, /* the kernel doubles what a program asks for */
+		{ "/proc/sys/net/core/wmem_max", "8192" },   /* the kernel doubles what a program asks for */
+		{ "/proc/sys/net/core/optmem_max", "4096" }, /* filters and options, of each socket */
 		{ "/proc/sys/net/core/rmem_default", "32768" },
 		{ "/proc/sys/net/core/rmem_max", "16384" },
 		{ "/proc/sys/net/ipv4/tcp_mem", "1024 1536 2048" },

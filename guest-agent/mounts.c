@@ -22,6 +22,8 @@
 #define OVERLAY_PERCENT 25
 #define DISK_WAIT_MS 5000
 #define SHM_OPTIONS "mode=1777,size=16m,nr_inodes=4k"
+/* Terminals hold memory that counts against no cgroup: 64 of them are few MiB. */
+#define PTS_OPTIONS "newinstance,mode=0620,ptmxmode=0666,max=64"
 
 /* Name of the first virtio disk, waiting for its driver. */
 static int find_disk(char *out, size_t size, struct err *e)
@@ -117,7 +119,7 @@ static int make_dev(struct err *e)
 			return err_set_errno(e, "link %s", links[i].path);
 	if (make_dir("/dev/pts", 0755, e) < 0 || make_dir("/dev/shm", 01777, e) < 0)
 		return -1;
-	if (mount("pts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, "newinstance,mode=0620,ptmxmode=0666") < 0)
+	if (mount("pts", "/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, PTS_OPTIONS) < 0)
 		return err_set_errno(e, "mount /dev/pts");
 	if (mount("shm", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, SHM_OPTIONS) < 0)
 		return err_set_errno(e, "mount /dev/shm");

@@ -20,6 +20,8 @@
 
 #define FILE_JOB_LIMIT_MS 30000
 #define LIST_MAX 1000
+/* Of one entry: kind and size, a name of 255 bytes and 255 of a link's target, each byte escaped at worst. */
+#define LIST_ENTRY_MAX 2112
 #define REMARK_MAX 1024
 /* A file with a NUL in its first bytes is no text. */
 #define PROBE_BYTES 8192
@@ -172,7 +174,7 @@ static int by_name(const void *a, const void *b)
 
 static void list_entry(int dir, const char *name, struct buf *out)
 {
-	char target[256];
+	char target[255]; /* the front of it is enough to know it by */
 	struct stat st;
 	ssize_t n;
 
@@ -189,6 +191,8 @@ static void list_entry(int dir, const char *name, struct buf *out)
 	if (n > 0) {
 		buf_add_str(out, " -> ");
 		text_safe(out, target, (size_t)n, false);
+		if ((size_t)n == sizeof target)
+			buf_add_str(out, "...");
 	}
 	buf_add_char(out, '\n');
 }
@@ -197,7 +201,7 @@ static int inner_list(void *arg)
 {
 	const struct tool_args *a = ((struct file_job *)arg)->args;
 	static char *names[LIST_MAX];
-	struct buf out = BUF_INIT(LIST_MAX * 1024);
+	struct buf out = BUF_INIT(LIST_MAX * LIST_ENTRY_MAX);
 	size_t count = 0, more = 0;
 	struct dirent *ent;
 	DIR *d = opendir(a->path);
