@@ -1,7 +1,9 @@
 """The rules of the house that a program can check. Each check returns a list of findings; empty means clean."""
 import concurrent.futures
 import json
+import os
 import re
+import shlex
 import subprocess
 
 FOLDERS = ("controld", "noded", "guest-agent", "common", "proto", "tests", "deploy", "cli")
@@ -52,6 +54,65 @@ def tidy(top, build, options):
 
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         return sorted({line.replace(str(top) + "/", "") for found in pool.map(one, files) for line in found})
+
+
+ALLOWED = "tests/rig/gcc-analyzer.txt"
+ENGLISH = {**os.environ, "LC_ALL": "C"}
+GCC_ANALYZER = ["-O2", "-fanalyzer", "-fdiagnostics-path-format=none", "-fdiagnostics-plain-output"]
+
+
+def allowed(top):
+    """{(file, function, warning): reason}: what the list forgives, one finding a line."""
+    rows = {}
+    for number, line in enumerate((top / ALLOWED).read_text().splitlines(), 1):
+        if line.strip() and not line.startswith("#"):
+            match = re.fullmatch(r"(\S+) (\S+) (-Wanalyzer-\S+): (\S.{15,})", line)
+            if not match:
+                raise ValueError(f"{ALLOWED}:{number}: FILE FUNCTION -Wanalyzer-NAME: reason")
+            rows[match.groups()[:3]] = match.group(4)
+    return rows
+
+
+def check_gcc_analyzer(top, build):
+    """gcc's path analyzer, as the code is shipped (-O2, no sanitizer). A finding is mended or stands in the list with its reason; a line of
+    the list that forgives nothing any more is a finding as well."""
+    leaky = (b"#include <stdlib.h>\nint use(int n);\nint f(int n);\nint f(int n)\n{\n\tchar *p = malloc(4);\n\tif (!p || use(n))\n\t\treturn 1;\n"
+             b"\t*p = (char)use(n);\n\tn = use(*p);\n\tfree(p);\n\treturn n;\n}\n")
+    out = subprocess.run(["gcc", "-x", "c", "-", "-S", "-o", "/dev/null", *GCC_ANALYZER], input=leaky, capture_output=True, check=False, env=ENGLISH)
+    if [key[1:] for key, _ in analyzer_lines(out.stderr.decode())] != [("f", "-Wanalyzer-malloc-leak")]:
+        return ["gcc's analyzer does not find a leak where there is one: " + out.stderr.decode()[-300:]]
+    entries = {e["file"]: e for e in json.loads((build / "compile_commands.json").read_text())
+               if e["file"].startswith(str(top)) and "/tests/" not in e["file"] and "/build/" not in e["file"]}
+
+    def one(entry):
+        words = [w for w in shlex.split(entry["command"]) if not w.startswith(("-fsanitize", "-fno-sanitize", "-O", "-Werror"))]
+        words = words[next(i for i, w in enumerate(words) if os.path.basename(w) in ("gcc", "cc")):]  # without a compiler cache before it
+        words[words.index("-o") + 1] = "/dev/null"
+        words[words.index("-c")] = "-S"
+        out = subprocess.run([*words, *GCC_ANALYZER], cwd=entry["directory"],
+                             capture_output=True, text=True, check=False, env=ENGLISH)
+        if out.returncode != 0:
+            return [(entry["file"], "?", "?", out.stderr[-500:])]
+        return [(*key, line) for key, line in analyzer_lines(out.stderr)]
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        raw = [finding for found in pool.map(one, entries.values()) for finding in found]
+    found = {(file.replace(f"{top}/", ""), function, warning): line.replace(f"{top}/", "") for file, function, warning, line in raw}
+    forgiven = allowed(top)
+    return sorted([f"{line} in {key[1]}()" for key, line in found.items() if key not in forgiven] +
+                  [f"{ALLOWED}: {' '.join(key)} is found no more; take the line out" for key in forgiven if key not in found])
+
+
+def analyzer_lines(text):
+    """((file, function, warning), line) of every finding in gcc's words."""
+    function = "?"
+    for line in text.splitlines():
+        inside = re.match(r"\S+: In function '([^']+)'", line)
+        if inside:
+            function = inside.group(1)
+        warning = re.match(r"(\S+?):\d+:\d+: warning: .*\[(-W[a-z=-]+)\]$", line)
+        if warning:
+            yield (warning.group(1), function, warning.group(2)), line
 
 
 def check_calls(top, build):
@@ -123,4 +184,4 @@ def check_sleeps(top, build):
 CHECKS = [("format", check_format), ("clang_tidy", check_tidy), ("unsafe_calls", check_calls), ("file_sizes", check_sizes), ("layout", check_layout),
           ("layers", check_layers), ("words", check_words), ("sleeps", check_sleeps),
           ("cppcheck", check_cppcheck)]
-SLOW_CHECKS = [("clang_analyzer", check_analyzer)]
+SLOW_CHECKS = [("clang_analyzer", check_analyzer), ("gcc_analyzer", check_gcc_analyzer)]
