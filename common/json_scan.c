@@ -78,24 +78,107 @@ static int bad_bytes(const char *s, size_t n, struct err *e)
 	return err_set(e, ERR_INVALID, "byte %zu: not valid UTF-8; send the text as UTF-8", low);
 }
 
+static bool is_white(char c)
+{
+	return c == ' ' || c == '\t' || c == '\n' || c == '\r';
+}
+
+static size_t digits(const char *s, size_t n)
+{
+	size_t i = 0;
+
+	while (i < n && s[i] >= '0' && s[i] <= '9')
+		i++;
+	return i;
+}
+
+static bool is_number(const char *s, size_t n)
+{
+	size_t i = n > 0 && s[0] == '-', whole = digits(s + i, n - i);
+
+	if (whole == 0 || (whole > 1 && s[i] == '0'))
+		return false;
+	i += whole;
+	if (i < n && s[i] == '.') {
+		size_t part = digits(s + i + 1, n - i - 1);
+
+		if (part == 0)
+			return false;
+		i += 1 + part;
+	}
+	if (i < n && (s[i] == 'e' || s[i] == 'E')) {
+		i += 1 + (i + 1 < n && (s[i + 1] == '+' || s[i + 1] == '-'));
+		return i < n && digits(s + i, n - i) == n - i;
+	}
+	return i == n;
+}
+
+static bool is_word(const char *s, size_t n)
+{
+	return (n == 4 && (memcmp(s, "true", 4) == 0 || memcmp(s, "null", 4) == 0)) || (n == 5 && memcmp(s, "false", 5) == 0);
+}
+
+struct scan {
+	bool in_string;
+	bool over; /* the document's one value has ended: yajl does not see a token that begins behind it and is cut by the end */
+	size_t depth;
+};
+
+/* One character or, at the top, one number or word outside of strings; *i moves past it. */
+static int scan_outside(struct scan *t, const char *s, size_t n, size_t *i, struct err *e)
+{
+	size_t at = *i, len = 1;
+
+	if (s[at] == '\v' || s[at] == '\f')
+		return err_set(e, ERR_INVALID, "byte %zu: only blanks, tabs and line ends may stand between values", at);
+	if (is_white(s[at])) {
+		*i += 1;
+		return 0;
+	}
+	if (t->over)
+		return err_set(e, ERR_INVALID, "byte %zu: the document has ended before it; remove what follows", at);
+	switch (s[at]) {
+	case '"': t->in_string = true; break;
+	case '{':
+	case '[': t->depth++; break;
+	case '}':
+	case ']':
+		t->depth -= t->depth > 0;
+		t->over = t->depth == 0;
+		break;
+	default:
+		/* Anything else that begins with neither a digit nor a letter yajl refuses, in its own words. */
+		if (t->depth > 0 || !strchr("-0123456789tfn", s[at]))
+			break;
+		while (at + len < n && !is_white(s[at + len]) && !strchr("\"{}[],:", s[at + len]))
+			len++;
+		if (!is_word(s + at, len) && !is_number(s + at, len))
+			return err_set(e, ERR_INVALID, "byte %zu: this begins no JSON value", at);
+		t->over = true;
+	}
+	*i += len;
+	return 0;
+}
+
 int json_scan(const char *s, size_t n, struct err *e)
 {
-	bool in_string = false;
+	struct scan t = { .depth = 0 };
 	size_t i = 0;
 
 	if (!text_utf8_clean(s, n))
 		return bad_bytes(s, n, e);
 	while (i < n) {
-		if (s[i] == '\\' && in_string) {
+		if (!t.in_string) {
+			if (scan_outside(&t, s, n, &i, e) != 0)
+				return -1;
+		} else if (s[i] == '\\') {
 			if (scan_escape(s, n, &i, e) != 0)
 				return -1;
-			continue;
+		} else {
+			t.in_string = s[i] != '"';
+			t.over = !t.in_string && t.depth == 0;
+			i++;
 		}
-		if (s[i] == '"')
-			in_string = !in_string;
-		else if (!in_string && (s[i] == '\v' || s[i] == '\f'))
-			return err_set(e, ERR_INVALID, "byte %zu: only blanks, tabs and line ends may stand between values", i);
-		i++;
 	}
 	return 0;
 }

@@ -42,6 +42,12 @@ static void test_refused(void **state)
 		{ S("\"\\u0000\""), ERR_INVALID, "\\u0000" },
 		{ S("[1,\v2]"), ERR_INVALID, "byte 3: only blanks" },
 		{ S("{}\f"), ERR_INVALID, "byte 2: only blanks" },
+		/* yajl sees no token that the end of the text cuts. */
+		{ S("{\"a\":1}\"x"), ERR_INVALID, "byte 7: the document has ended" },
+		{ S("[] tru"), ERR_INVALID, "byte 3: the document has ended" },
+		{ S("42\"}d6"), ERR_INVALID, "byte 2: the document has ended" },
+		{ S("\"a\"\""), ERR_INVALID, "byte 3: the document has ended" },
+		{ S("12tru"), ERR_INVALID, "byte 0" },
 		{ S("\"\\ud800\""), ERR_INVALID, "surrogate" },
 		{ S("\"\\udc00\""), ERR_INVALID, "surrogate" },
 		{ S("\"\\ud800\\ud800\""), ERR_INVALID, "surrogate" },
