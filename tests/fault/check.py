@@ -3,6 +3,8 @@ own tally, and a next run that is fresh."""
 import ctypes
 import hashlib
 import json
+import pathlib
+import re
 import struct
 
 from cells import FENCED, GOOD, LOST
@@ -32,6 +34,8 @@ def check_run(scene, run_id, follower, ends):
     check_ledger_rows(stack, run)
     check_meter(stack, run, events)
     check_receipt(stack, client, run, rows, end)
+    if not fenced:
+        check_record(stack, run, rows)
     follower.check(stack.control)
     return run
 
@@ -46,6 +50,20 @@ def check_work(run, events):
             assert kinds.count("shell.started") == kinds.count("shell.exited") == 1, kinds
             assert output_of(events) == "begun\nended\n", output_of(events)
             assert run["output"] == "the last word", run["output"]
+
+
+def check_record(stack, run, rows):
+    """Every event that the host wrote down is on the timeline, byte for byte, and no other of its events is."""
+    stored = {seq: data for seq, data, _ in rows}
+    written = {}
+    for path in pathlib.Path(stack.node.state_dir, "spool").iterdir():
+        record = path.read_bytes()
+        for found in re.finditer(rb'\{"run_id":"%s","seq":(\d+),' % run["id"].encode(), record):
+            seq = int(found[1])
+            written[seq] = record[found.start():found.start() + len(stored.get(seq, b"?"))]
+    hosts = {seq for seq, data in stored.items() if json.loads(data)["source"] != "control"}
+    assert set(written) == hosts, f"written on the host: {sorted(written)}, stored: {sorted(hosts)}"
+    assert all(stored[seq] == data for seq, data in written.items()), "an event is not what its host wrote"
 
 
 def check_ledger_rows(stack, run):
@@ -98,8 +116,7 @@ def text(value):
 
 def check_fresh(scene):
     """The next run on the stack succeeds, in a machine that knows nothing of any before it."""
-    before = getattr(scene.stack, "boot_ids", set())
-    scene.stack.boot_ids = before
+    before = scene.stack.boot_ids
     run_id = scene.client.create(prompt=turns(shell("ls -A . /tmp; touch left-behind /tmp/left-behind"), say("fresh")))["id"]
     run = scene.client.settled(run_id, 120)
     events = scene.client.events(run_id)

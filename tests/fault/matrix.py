@@ -20,6 +20,7 @@ from scene import Scene  # noqa: E402
 from stack import Stack  # noqa: E402
 
 WORKERS = 7
+CELL_SECONDS = 400
 KINDS = ("plain", "short-lease", "network", "pair")
 
 
@@ -50,14 +51,28 @@ class Board:
         return None
 
 
+def log_of(logs, cell):
+    return pathlib.Path(logs) / f"kill-{cell.name.replace('/', '-')}.log"
+
+
+def give_up(_number, _frame):
+    raise SystemExit(1)
+
+
+def too_long(_number, _frame):
+    raise TimeoutError(f"the cell took longer than {CELL_SECONDS} s")
+
+
 def worker(board, first_kind, results, bin_dir, image, logs):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    signal.signal(signal.SIGTERM, give_up)
+    signal.signal(signal.SIGALRM, too_long)
     stack, kind = None, first_kind
     try:
         while (cell := board.take(kind)) is not None:
             began = time.monotonic()
             scene, kind = None, cell.stack
+            signal.alarm(CELL_SECONDS)
             try:
                 if stack is None or stack.kind != kind:
                     old, stack = stack, None
@@ -65,18 +80,21 @@ def worker(board, first_kind, results, bin_dir, image, logs):
                         old.close()
                     stack = Stack(kind, bin_dir, image)
                 scene = Scene(stack, cell)
-                results.put((cell, True, scene.play(), time.monotonic() - began))
-            except Exception:  # noqa: BLE001 - whatever it is, the cell is red and the others go on
-                log = pathlib.Path(logs) / f"kill-{cell.name.replace('/', '-')}.log"
-                why = traceback.format_exc()
-                log.write_text(why + "\n" + (scene.story() if scene else ""), errors="replace")
-                results.put((cell, False, f"{why.strip().splitlines()[-1][:2000]}\n({log})", time.monotonic() - began))
+                said = scene.play()
+                results.put((cell, True, said, time.monotonic() - began))
+                log_of(logs, cell).write_text(scene.story(), errors="replace")
+            except Exception as error:  # noqa: BLE001 - whatever it is, the cell is red and the others go on
+                signal.alarm(0)
+                log = log_of(logs, cell)
+                log.write_text(traceback.format_exc() + "\n" + (scene.story() if scene else ""), errors="replace")
+                results.put((cell, False, f"{type(error).__name__}: {str(error)[:1000]}\n({log})", time.monotonic() - began))
                 old, stack = stack, None
                 try:
                     if old:
                         old.close()
                 except Exception:  # noqa: BLE001 - it is broken; the next cell gets another
                     pass
+        signal.alarm(CELL_SECONDS)
     finally:
         try:
             if stack:
@@ -133,6 +151,7 @@ def main():
     parser.add_argument("--short", action="store_true", help="the few of the default run")
     parser.add_argument("--json", metavar="FILE", help="write what came of each")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, give_up)  # ends the workers, which end what they started
     wanted = plan.SHORT if options.short else [c for words in options.cells or [""] for c in plan.matching(words)]
     logs = pathlib.Path(os.environ.get("EPHEMERAL_TEST_LOGS", TOP / "var" / "tests"))
     logs.mkdir(parents=True, exist_ok=True)

@@ -36,23 +36,31 @@ class Stack(fixtures.Stack):
     """kind: plain, network, short-lease (both with a proxy on the node link) or pair (two controlds that the host knows)."""
 
     def __init__(self, kind, bin_dir, image):
-        self.kind, self.proxy, self.pair = kind, None, ()
-        self.cluster = pg.Cluster(fsync=True).start()
-        self.provider = Provider()
-        lease = SHORT_LEASE if kind == "short-lease" else {}
-        control = control_rig.Control(self.cluster, bin_dir, scripted=False, **lease)
+        super().__init__(None, None)
+        self.kind, self.proxy, self.pair, self.provider, self.boot_ids = kind, None, (), Provider(), set()
+        self.cluster = pg.Cluster(fsync=True)
+        try:
+            self.open(bin_dir, image)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def open(self, bin_dir, image):
+        self.cluster.start()
+        lease = SHORT_LEASE if self.kind == "short-lease" else {}
+        self.control = control = control_rig.Control(self.cluster, bin_dir, scripted=False, **lease)
         node_config = {"max_vms": 3, "max_concurrent_boots": 1, "boot_timeout_ms": 60_000}
         self.with_provider(control)
         control.keep_addresses()
         with psycopg2.connect(control.conninfo) as db, db.cursor() as cursor:
             cursor.execute(HOLD_SQL)
         db.close()
-        if kind in ("network", "short-lease"):
+        if self.kind in ("network", "short-lease"):
             self.proxy = Proxy(re.sub(r"^.*//", "", control.addresses["link"]))
-            node_config["controld"] = self.proxy.address
-        if kind == "pair":
+            node_config["controld"] = f"tls+tcp://{self.proxy.address}"
+        if self.kind == "pair":
             self.pair = self.make_pair(control, bin_dir)
-        super().__init__(control, node_rig.Node(self.pair[0] if self.pair else control, bin_dir, image, **node_config))
+        self.node = node_rig.Node(self.pair[0] if self.pair else control, bin_dir, image, f"{self.kind}-{os.getpid()}", **node_config)
         self.node.start()
 
     def with_provider(self, control):
@@ -77,15 +85,25 @@ class Stack(fixtures.Stack):
         return tuple(pair)
 
     def close(self):
+        """To a clean host; what the programs have to say at their end is checked."""
         try:
             super().close()
-        finally:
             for made in self.pair:
                 made.close()
-            self.provider.close()
-            if self.proxy:
-                self.proxy.close()
-            self.cluster.stop()
+        finally:
+            self.abandon()
+
+    def abandon(self):
+        """Everything goes, in whatever state it is."""
+        for made in (self.node, *self.pair, self.control):
+            if made:
+                made.stop(signal.SIGKILL)
+        if self.node:
+            wait.until(lambda: not self.node.role_pids("vmm"), 20, "VMs to die with their host")
+        if self.proxy:
+            self.proxy.close()
+        self.provider.close()
+        self.cluster.stop()
 
     # --- who is there ----------------------------------------------------------------------------------------------------------------
 
