@@ -107,7 +107,7 @@ static bool is_number(const char *s, size_t n)
 		i += 1 + part;
 	}
 	if (i < n && (s[i] == 'e' || s[i] == 'E')) {
-		i += 1 + (i + 1 < n && (s[i + 1] == '+' || s[i + 1] == '-'));
+		i += i + 1 < n && (s[i + 1] == '+' || s[i + 1] == '-') ? 2 : 1;
 		return i < n && digits(s + i, n - i) == n - i;
 	}
 	return i == n;
