@@ -21,6 +21,7 @@ struct end {
 	struct buf got; /* type, length, body of each frame */
 	struct framed *echo;
 	bool over, bad;
+	size_t fds, nines;
 };
 
 static struct event_base *base;
@@ -34,10 +35,18 @@ static void on_frame(void *arg, uint8_t type, const uint8_t *body, size_t n, con
 {
 	struct end *o = arg;
 
-	(void)fds;
-	must(!o->over && n <= MAX_FRAME && fd_count == 0);
+	must(!o->over && n <= MAX_FRAME && fd_count <= 1);
+	/* A descriptor belongs to a frame of type 9, and is the one that was sent. */
+	for (size_t i = 0; i < fd_count; i++) {
+		must(type == 9 && write(fds[i], "", 0) == 0);
+		close(fds[i]);
+		o->fds++;
+	}
 	note(&o->got, type, body, n);
-	if (o->echo)
+	o->nines += type == 9;
+	if (o->echo && type == 9)
+		must(framed_send_fds(o->echo, type, body, n, (int[]){ STDERR_FILENO }, 1));
+	else if (o->echo)
 		must(framed_send(o->echo, type, body, n));
 }
 
@@ -124,6 +133,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n)
 	must(in.over && in.bad == bad && same(&in.got, &want));
 	turn();
 	must(same(&back.got, &want) && !back.over);
+	must(back.fds == in.nines);
 	framed_free(in.framed);
 	framed_free(out.framed);
 	turn();

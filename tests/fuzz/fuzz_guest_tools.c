@@ -65,6 +65,47 @@ static void chunked(const uint8_t *data, size_t n)
 	buf_free(&all);
 }
 
+/* The first and the last bytes of a long text: an input stands for a part that is printed over and over. */
+static void kept(const uint8_t *data, size_t n, size_t times)
+{
+	struct buf out = BUF_INIT(4 * (KEEP_HEAD + KEEP_TAIL) + 1024), want = BUF_INIT(3 * n * times + 1);
+	struct keep k;
+
+	keep_init(&k);
+	for (size_t i = 0; i < times; i++)
+		must(keep_add(&k, data, n));
+	must(k.total == n * times && keep_render(&k, &out));
+	must(text_utf8_clean((const char *)out.data, out.len));
+	if (k.total <= KEEP_HEAD) { /* nothing was cut */
+		for (size_t i = 0; i < times; i++)
+			must(buf_add(&want, data, n));
+		must(!text_utf8_clean((const char *)want.data, want.len) ||
+				(out.len == want.len && memcmp(out.data, want.data, want.len) == 0));
+	} else if (k.total > KEEP_HEAD + KEEP_TAIL) {
+		must(memmem(out.data, out.len, "bytes cut", 9) != NULL);
+	}
+	keep_free(&k);
+	buf_free(&out);
+	buf_free(&want);
+}
+
+static void paced(const uint8_t *data, size_t n)
+{
+	struct pace p = { 0 };
+	int64_t now = 1000, last = -1;
+
+	for (size_t i = 0; i < n; i++) {
+		int64_t due = pace_due(&p, now);
+
+		must(due <= now + PACE_REFILL_MS + PACE_GAP_MS);
+		now = due > now ? due : now;
+		must(last < 0 || now - last >= PACE_GAP_MS);
+		pace_take(&p, now);
+		last = now;
+		now += data[i];
+	}
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 {
 	if (n < 2 || n > 65536)
@@ -72,5 +113,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)
 	arguments((enum tool)(data[0] % TOOL_COUNT), data + 1, n - 1);
 	cleaned(data + 1, n - 1);
 	chunked(data + 1, n - 1);
+	/* Some inputs are long texts, the others would only cost time. */
+	kept(data + 1, n - 1, data[0] < 254 ? 1 : 300000 / (n - 1) + 1);
+	paced(data + 1, n - 1);
 	return 0;
 }
