@@ -143,6 +143,20 @@ def head_of(client, length=None, extra=""):
     return f"POST /v1/runs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {client.key}\r\nContent-Type: application/json\r\n{line}{extra}\r\n".encode()
 
 
+def test_headers_that_stand_twice(control, client):
+    """One of them would win for us and the other for a proxy: each that decides something is refused."""
+    body = b'{"prompt":"x"}'
+    for extra, status, words in (("Content-Type: application/json\r\n", 415, "more than once"), ("Content-Type: text/plain\r\n", 415, "more than once"),
+                                 ("Content-Encoding: identity\r\nContent-Encoding: gzip\r\n", 415, "more than once"),
+                                 (f"Authorization: Bearer {client.key}\r\n", 401, "more than one Authorization"),
+                                 ("Idempotency-Key: a\r\nIdempotency-Key: a\r\n", 400, "more than once")):
+        with connect(control) as s:
+            s.sendall(head_of(client, len(body), extra + "Connection: close\r\n") + body)
+            got, _ = read_all(s)
+        assert got.startswith(b"HTTP/1.1 %d" % status) and words in got.decode(), got[:600]
+    assert client.get("/v1/runs")["data"] == []
+
+
 def test_pipelined(control, client):
     one = f"GET /v1/me HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {client.key}\r\n\r\n".encode()
     with connect(control) as s:
