@@ -1,7 +1,6 @@
 """One cell, played: a run is brought to a step and held there, the fault is done and undone, and then everything that must hold is looked at."""
 import os
 import signal
-import time
 
 from cells import CUTS, GOOD, legal
 from check import check_fresh, check_run
@@ -153,7 +152,7 @@ class Scene:
         try:
             wait.until(victims.stopped, 10, f"{self.cell.process} to stand still")
             self.release(self.holds)
-            time.sleep(STOP_SECONDS)  # the fault itself
+            wait.fault_lasts(STOP_SECONDS)
         finally:
             victims.send(signal.SIGCONT)
             victims.close()
@@ -164,7 +163,7 @@ class Scene:
         self.stack.proxy.cut(mode)
         try:
             self.release(self.holds)
-            time.sleep(CUT_SECONDS[length])  # the fault itself
+            wait.fault_lasts(CUT_SECONDS[length])
         finally:
             self.stack.proxy.mend()
 
