@@ -63,10 +63,16 @@ static enum replay replay_of(uint8_t type)
 /* From this moment controld may hold the run for running: an end that keeper reports must be a finish. */
 static int note_start(struct vm *vm, struct err *e)
 {
-	if (vm->journal.state >= JOURNAL_ASKED)
+	const enum journal_state before = vm->journal.state;
+
+	if (before >= JOURNAL_ASKED)
 		return 0;
 	vm->journal.state = JOURNAL_ASKED;
-	return journal_store(vm->keeper->journal_dir, &vm->journal, e);
+	if (journal_store(vm->keeper->journal_dir, &vm->journal, e) == 0)
+		return 0;
+	/* The start is not asked for, so this ends as a start that failed: a finish would wait for a grant that never comes. */
+	vm->journal.state = before;
+	return -1;
 }
 
 static int to_link(struct vm *vm, const uint8_t *body, size_t n, struct err *e)

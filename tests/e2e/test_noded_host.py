@@ -143,6 +143,26 @@ class Room:
 
 
 @pytest.mark.guest
+def test_a_disk_that_is_full_when_the_start_is_to_be_noted(quiet):
+    """The VM boots, and the journal cannot note that its start is asked for: a failed start at once, not a run that hangs for minutes."""
+    node, client = quiet.node, quiet.client()
+    state = Room(node.state_dir, "size=96m")
+    try:
+        node.start()
+        made = client.create(prompt=turns(say("never said")), timeout_seconds=60)
+        wait.until(lambda: node.role_pids("vmm"), 60, "the VMM")
+        state.fill(0)
+        done = client.settled(made["id"], 120)
+        assert done["status"] == "failed" and done["error"]["code"] == "vm_start_failed", done["error"]
+        assert done["cost_micros"] == 0
+        state.empty()
+        node.clean()
+    finally:
+        node.stop()
+        state.close()
+
+
+@pytest.mark.guest
 def test_a_host_that_runs_out_of_something_fails_starts_and_recovers(quiet):
     """At each step of a start something is missing: the run ends with the reason, nothing stays, and when it is there again runs run."""
     node, client = quiet.node, quiet.client()
