@@ -175,7 +175,7 @@ def test_streams_end_with_the_right_to_them(control, paper):
         assert "run.settled" not in seen[:-1] and (how == "disabled" or not seen), f"{how}: {seen}"
         answer = requests.get(f"{control.url}/v1/runs/{run}/events", headers={"Authorization": f"Bearer {key['key']}", "Last-Event-ID": "1"}, timeout=10)
         problem(answer, 401, "unauthorized")
-    assert time.monotonic() - begin < 35, "15 s, and what a loaded machine takes"
+    assert time.monotonic() - begin < 60, "15 s, and what a loaded machine takes"
     keeper.cancel(kept_run)
     assert [kind for _, kind, _ in kept][-1] == "run.settled", "a stream with a good key was cut as well"
 

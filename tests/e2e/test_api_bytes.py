@@ -242,7 +242,7 @@ def test_slow_requests(cluster, bin_dir):
             with connect(own) as s:
                 s.sendall(start)
                 if more:
-                    return name, *trickle(s, more, 20)
+                    return name, *trickle(s, more, 40)
                 begin = time.monotonic()
                 return name, read_all(s)[0], time.monotonic() - begin
 
@@ -250,7 +250,7 @@ def test_slow_requests(cluster, bin_dir):
             results = [pool.submit(slow, name) for name in cases]
             assert client.get("/v1/me")["role"] == "member"
             for name, got, seconds in (r.result() for r in results):
-                assert seconds < 12, f"{name}: held for {seconds:.1f} s"
+                assert seconds < 20, f"{name}: held for {seconds:.1f} s"
                 assert got.startswith(b"HTTP/1.1 4") and got.count(b"HTTP/1.1 ") == 1, (name, got[:200])
         node.close()
 
@@ -359,7 +359,7 @@ def test_two_thousand_idle_connections(cluster, bin_dir):
             times.append(time.monotonic() - begin)
         each = (rss_kib(own.process) - before) / count
         assert each < 40, f"{each:.1f} KiB a connection"
-        assert statistics.median(times) < 0.25, sorted(times)[-5:]
+        assert statistics.median(times) < 0.5, sorted(times)[-5:]
         wait.until(lambda: len(os.listdir(f"/proc/{own.process.pid}/fd")) <= fds + 20, 60, "the idle ones to be closed")
         assert client.get("/v1/me")["role"] == "member"
         for s in idle:
