@@ -175,7 +175,7 @@ static int64_t raw_received(int fd)
 static int on_progress(void *arg, curl_off_t all_in, curl_off_t in, curl_off_t all_out, curl_off_t out)
 {
 	struct curl_call *call = arg;
-	int64_t raw;
+	int64_t raw, most;
 
 	(void)all_in;
 	(void)in;
@@ -186,10 +186,10 @@ static int on_progress(void *arg, curl_off_t all_in, curl_off_t in, curl_off_t a
 		return 0;
 	if (call->raw_before < 0 || call->status == 0)
 		call->raw_before = raw; /* of earlier calls on this connection; head lines are counted by themselves */
-	if (raw - call->raw_before <= 4 * call->req.max_body + RAW_SLACK)
+	most = call->req.max_body < INT64_MAX / 8 ? 4 * call->req.max_body + RAW_SLACK : INT64_MAX;
+	if (raw - call->raw_before <= most)
 		return 0;
-	err_set(&call->error, ERR_LIMIT, "the reply is larger than %lld bytes as it is sent",
-			(long long)(4 * call->req.max_body + RAW_SLACK));
+	err_set(&call->error, ERR_LIMIT, "the reply is larger than %lld bytes as it is sent", (long long)most);
 	return 1;
 }
 

@@ -89,8 +89,9 @@ static void answer_error(struct http_req *req, int status, const char *type, con
 }
 
 /*
- * What this provider would bill, by its own count, whatever it says as usage: nothing without a 2xx head, all that it worked with one,
- * also when the connection is cut later. One line when the head leaves; tests add them up and compare with what a run was charged.
+ * What this provider would bill, by its own count, whatever it says as usage: nothing without a 2xx head, all that it worked with
+ * one, also when the connection is cut later. One line when the head leaves; tests add them up and compare with what a run was
+ * charged.
  */
 static void tally(const struct job *j, int status)
 {

@@ -331,7 +331,7 @@ static int parse_answer(const char *p, size_t n, struct json **v, struct err *e)
 
 static bool take_json(struct model_stream *s, const char *p, size_t n)
 {
-	struct json *v;
+	struct json *v = NULL;
 	struct err e;
 	bool ok;
 
