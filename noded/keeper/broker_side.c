@@ -70,7 +70,7 @@ static int note_start(struct vm *vm, struct err *e)
 	vm->journal.state = JOURNAL_ASKED;
 	if (journal_store(vm->keeper->journal_dir, &vm->journal, e) == 0)
 		return 0;
-	/* The start is not asked for, so this ends as a start that failed: a finish would wait for a grant that never comes. */
+	/* The start is not asked for, so what keeper reports is a start that failed. (Link would make one of a finish as well.) */
 	vm->journal.state = before;
 	return -1;
 }

@@ -144,17 +144,19 @@ class Room:
 
 @pytest.mark.guest
 def test_a_disk_that_is_full_when_the_start_is_to_be_noted(quiet):
-    """The VM boots, and the journal cannot note that its start is asked for: a failed start at once, not a run that hangs for minutes."""
+    """The VM boots, and the journal cannot note that its start is asked for: a failed start, at once and with the reason."""
     node, client = quiet.node, quiet.client()
     state = Room(node.state_dir, "size=96m")
     try:
         node.start()
         made = client.create(prompt=turns(say("never said")), timeout_seconds=60)
-        wait.until(lambda: node.role_pids("vmm"), 60, "the VMM")
+        journal = pathlib.Path(node.state_dir) / "journal"
+        pid = wait.until(lambda: node.role_pids("vmm"), 60, "the VMM")[0]
+        wait.until(lambda: any(pid.to_bytes(4, "little") in p.read_bytes() for p in journal.glob("vm_*")), 20, "the VMM in the journal")
         state.fill(0)
         done = client.settled(made["id"], 120)
         assert done["status"] == "failed" and done["error"]["code"] == "vm_start_failed", done["error"]
-        assert done["cost_micros"] == 0
+        assert done["cost_micros"] == 0 and "No space" in done["error"]["message"]
         state.empty()
         node.clean()
     finally:
