@@ -60,7 +60,7 @@ static int wait_json(struct api *api, const char *id)
 		status = json_get_text(a.json, "status");
 		if (rc == CLI_OK && status == NULL)
 			rc = api_stranger(api);
-		if (rc == CLI_OK && strcmp(status, "queued") != 0 && strcmp(status, "running") != 0) {
+		if (rc == CLI_OK && status != NULL && strcmp(status, "queued") != 0 && strcmp(status, "running") != 0) {
 			(void)api_print_json(&a);
 			rc = watch_exit(status);
 			answer_free(&a);
