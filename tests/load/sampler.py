@@ -47,11 +47,11 @@ class Sampler:
         return [s[column] for s in self.samples[name] if first <= s[0] < last]
 
     def rows(self):
-        """For each process: median resident bytes and most descriptors in the second quarter of the work, and in its last."""
+        """For each process: the median of resident bytes and of descriptors in the second quarter of the work, and in its last."""
         for name in self.pids:
             early, late = (0.25, 0.5), (0.75, 1.01)
             assert self.part(name, *early, 1) and self.part(name, *late, 1), f"{name}: no samples, did it end?"
-            yield name, *(statistics.median(self.part(name, *span, 1)) for span in (early, late)), *(max(self.part(name, *span, 2)) for span in (early, late))
+            yield name, *(statistics.median(self.part(name, *span, 1)) for span in (early, late)), *(round(statistics.median(self.part(name, *span, 2))) for span in (early, late))
 
     def bounded(self, growth=1.10, slack=3 * MIB, descriptors=12):
         """Complaints about what grew after the warm-up. slack: what an allocator may keep; descriptors: a few runs more at a time."""
