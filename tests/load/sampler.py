@@ -53,7 +53,7 @@ class Sampler:
             assert self.part(name, *early, 1) and self.part(name, *late, 1), f"{name}: no samples, did it end?"
             yield name, *(statistics.median(self.part(name, *span, 1)) for span in (early, late)), *(round(statistics.median(self.part(name, *span, 2))) for span in (early, late))
 
-    def bounded(self, growth=1.10, slack=3 * MIB, descriptors=12):
+    def bounded(self, growth=1.10, slack=3 * MIB, descriptors=6):
         """Complaints about what grew after the warm-up. slack: what an allocator may keep; descriptors: a few runs more at a time."""
         found = []
         for name, rss, rss_late, fds, fds_late in self.rows():
