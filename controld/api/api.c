@@ -15,7 +15,6 @@
 #include <sys/resource.h>
 
 #define HEADERS_MAX (32 * 1024)
-#define WORKER_BYTES_MAX (128 * 1024 * 1024)
 #define CONNECTIONS_DEFAULT 12000
 #define BODY_BUDGET_DEFAULT_MIB 256
 #define DEADLINE_DEFAULT_S 30
@@ -207,16 +206,20 @@ static void refuse(void *arg, struct http_req *http, int status, const char *det
 
 /* --- start and end ------------------------------------------------------------------------------------------------------ */
 
+static size_t body_budget(const struct api_options *o)
+{
+	return (size_t)(o->http_body_budget_mib ? o->http_body_budget_mib : BODY_BUDGET_DEFAULT_MIB) * 1024 * 1024;
+}
+
 static int open_listener(struct api *a, const char *listen, void (*handler)(void *, struct http_req *), struct httpd **out,
 		char address[300], struct err *e)
 {
 	const struct api_options *o = &a->opt;
-	int64_t budget = o->http_body_budget_mib ? o->http_body_budget_mib : BODY_BUDGET_DEFAULT_MIB;
 	struct httpd_options h = {
 		.listen = listen,
 		.max_headers = HEADERS_MAX,
 		.max_body = RUN_BODY_MAX,
-		.body_budget = (size_t)budget * 1024 * 1024,
+		.body_budget = body_budget(o),
 		.request_deadline_ms = (int)(o->http_deadline_seconds ? o->http_deadline_seconds : DEADLINE_DEFAULT_S) * 1000,
 		.idle_timeout_ms = (int)(o->http_idle_seconds ? o->http_idle_seconds : IDLE_DEFAULT_S) * 1000,
 		.max_connections = (int)(o->http_connections ? o->http_connections : CONNECTIONS_DEFAULT),
@@ -293,7 +296,8 @@ int api_start(const struct api_options *opt, struct api **out, struct err *e)
 		err_set(e, ERR_NOMEM, "memory is short");
 		goto fail;
 	}
-	if (worker_new(opt->base, WORKER_BYTES_MAX, &a->worker, e) == -1)
+	a->large_max = body_budget(opt) / 2 > RUN_BODY_MAX ? body_budget(opt) / 2 : RUN_BODY_MAX;
+	if (worker_new(opt->base, a->large_max, &a->worker, e) == -1)
 		goto fail;
 	if (open_listener(a, opt->listen, handle_member, &a->member, a->address, e) == -1) {
 		err_wrap(e, "listen");

@@ -42,6 +42,7 @@ struct api {
 	struct event_stream *streams;
 	struct run_wait *waits;
 	struct worker *worker; /* reads large bodies */
+	size_t large_max;      /* bytes of large bodies of all creates under way: half of what may be held of bodies */
 	bool draining;
 };
 

@@ -16,8 +16,7 @@
 
 #define PREFER_WAIT_MAX 60
 #define QUEUE_FULL_RETRY_S 5
-#define INLINE_BODY_MAX (64 * 1024)         /* read on the loop: well below a millisecond */
-#define LARGE_BYTES_MAX (128 * 1024 * 1024) /* bodies above that, of all creates under way */
+#define INLINE_BODY_MAX (64 * 1024) /* read on the loop: well below a millisecond */
 
 /* Prefer is a wish: what cannot be read is ignored, as RFC 7240 says. */
 static int64_t prefer_wait(const char *h)
@@ -393,7 +392,7 @@ static void read_elsewhere(struct api_req *r, size_t size)
 	struct creation *cr = r->state;
 	struct api *a = r->api;
 
-	if (size <= LARGE_BYTES_MAX - large_bytes(a)) {
+	if (large_bytes(a) + size <= a->large_max) {
 		cr->item = (struct worker_item){ .weight = size, .run = read_there, .done = on_read };
 		cr->large = size;
 		api_hold(r);
@@ -402,8 +401,8 @@ static void read_elsewhere(struct api_req *r, size_t size)
 		r->holds--;
 	}
 	api_problem(r, PROBLEM_UNAVAILABLE,
-			"This server reads as many large requests as it may (%d MiB together). Send it again in a moment.",
-			LARGE_BYTES_MAX / 1024 / 1024);
+			"This server reads as many large requests as it may (%zu MiB together). Send it again in a moment.",
+			a->large_max / 1024 / 1024);
 }
 
 void runs_create(struct api_req *r)
