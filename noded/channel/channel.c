@@ -29,7 +29,8 @@
 #define BROKER_QUEUE_MAX (16 * 1024 * 1024)
 #define BROKER_QUEUE_PAUSE (1024 * 1024) /* above it the guest is not read */
 #define GUEST_READ_MAX (GUEST_FRAME_MAX + 4 + 65536)
-#define GUEST_OUT_MAX (8 * 1024 * 1024) /* above it the guest does not read what it was promised: credit bounds us far below */
+/* Above it the guest does not read: a setup and what credit allows are less than half of it. */
+#define GUEST_OUT_MAX (1024 * 1024)
 #define CONSOLE_KEEP (16 * 1024)
 #define CONSOLE_SEND 2048
 #define CONSOLE_LOG 512
@@ -47,6 +48,7 @@ struct channel {
 	bool console_new; /* bytes came since it was last sent */
 	bool guest_paused;
 	bool guest_over; /* broke the protocol: its stream is not read any more */
+	bool guest_deaf; /* takes nothing of what it was sent, and it is too much to keep */
 	int status;
 };
 
@@ -165,15 +167,34 @@ static void on_console_timer(evutil_socket_t fd, short what, void *arg)
 
 /* --- guest -------------------------------------------------------------------------------------------------------------------- */
 
+/*
+ * What a guest is sent is bounded by credit, but for the credit that it gets itself: a guest which sends and never reads would make
+ * that grow. In the middle of the state machine's work, so that the end is left to whoever called it.
+ */
 static void to_guest(void *arg, const void *bytes, size_t n)
 {
 	struct channel *c = arg;
 	struct evbuffer *out = bufferevent_get_output(c->guest_stream);
 
-	if (evbuffer_get_length(out) + n > GUEST_OUT_MAX || bufferevent_write(c->guest_stream, bytes, n) != 0) {
-		log_error("guest does not read queued=%zu", evbuffer_get_length(out));
-		stop(c, 1);
-	}
+	if (c->guest_deaf || c->guest_over)
+		return;
+	if (evbuffer_get_length(out) + n > GUEST_OUT_MAX || bufferevent_write(c->guest_stream, bytes, n) != 0)
+		c->guest_deaf = true;
+}
+
+/* The first breach counts; nothing after it is read, and nothing is sent any more. */
+static void guest_broke(struct channel *c, const char *what)
+{
+	struct evbuffer *in = bufferevent_get_input(c->guest_stream);
+
+	if (c->guest_over)
+		return;
+	c->guest_over = true;
+	bufferevent_disable(c->guest_stream, EV_READ | EV_WRITE);
+	evbuffer_drain(in, evbuffer_get_length(in));
+	log_warn("guest broke the protocol what=\"%s\"", what);
+	console_send(c);
+	to_broker_text(c, RF_CB_PROTOCOL, what);
 }
 
 /* Feeds what has come, frame by frame, unless the broker has to catch up first. */
@@ -186,12 +207,11 @@ static void serve_guest(struct channel *c)
 	if (n == 0 || c->guest_paused)
 		return;
 	if (guest_peer_feed(c->guest, evbuffer_pullup(in, -1), n, &used, &e)) {
-		c->guest_over = true;
-		bufferevent_disable(c->guest_stream, EV_READ);
-		evbuffer_drain(in, n);
-		log_warn("guest broke the protocol what=\"%s\"", e.text);
-		console_send(c);
-		to_broker_text(c, RF_CB_PROTOCOL, e.text);
+		guest_broke(c, e.text);
+		return;
+	}
+	if (c->guest_deaf) {
+		guest_broke(c, "the guest does not read what it is sent");
 		return;
 	}
 	evbuffer_drain(in, used);
@@ -350,8 +370,11 @@ static void on_broker_frame(void *arg, uint8_t type, const uint8_t *body, size_t
 
 	for (size_t i = 0; i < fd_count; i++)
 		close(fds[i]);
-	if (take_frame(c, type, body, n, &e) == 0)
+	if (take_frame(c, type, body, n, &e) == 0) {
+		if (c->guest_deaf)
+			guest_broke(c, "the guest does not read what it is sent");
 		return;
+	}
 	/* Our own broker: there is no way on that would not hide the mistake. */
 	log_error("frame from the broker type=%u error=\"%s\"", type, e.text);
 	stop(c, 1);
