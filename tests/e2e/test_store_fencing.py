@@ -211,6 +211,22 @@ def test_cancel_in_every_state(db):
     db.sound()
 
 
+def test_a_cancel_is_said_again_with_the_claim(db):
+    """The answer with the claim was lost, so the host took the cancel for one of a run that it does not have: it comes with the claim again."""
+    org, node = db.org(), db.node()
+    run = db.create(org)["run_id"]
+    lost = db.claim_one(node)
+    assert db.rows("SELECT result FROM eph_cancel(%s, %s)", org, run) == [("requested",)]
+    heard = db.next(node, want=0)["command"]
+    assert [c["run_id"] for c in heard] == [run]
+    db.next(node, last=heard[0]["command_id"])
+    pg.set_clock_offset(db.conninfo, 30000)               # what a host dropped is offered again after a pause
+    again = db.next(node, last=heard[0]["command_id"])
+    assert [(a["run_id"], a["token"]) for a in again["assign"]] == [(run, lost["token"])]
+    assert [(c["result"], c["run_id"], c["token"]) for c in again["command"]] == [("cancel", run, lost["token"])]
+    assert again["command"][0]["command_id"] > heard[0]["command_id"]
+
+
 def test_cancels_against_claims(db):
     """Each run is either cancelled in the queue or claimed with a cancel command for its node; never neither."""
     org = db.org(credit=1000 * MICRO)

@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 CGROUPS = "/sys/fs/cgroup"
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def descendants():
@@ -64,17 +64,23 @@ def remove_groups(pid):
 
 def main():
     seconds, command = float(sys.argv[1]), sys.argv[2:]
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)  # who asked is gone: end, and leave nothing
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(125))
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    code = 125
     try:
         code = child.wait(seconds)
     except subprocess.TimeoutExpired:
         print(f"\nover its time of {seconds:.0f} s", flush=True)
         code = 124
-    stood = end_all()
-    for folder in stood:
-        shutil.rmtree(folder, ignore_errors=True)
-    remove_groups(child.pid)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        for folder in end_all():
+            shutil.rmtree(folder, ignore_errors=True)
+        remove_groups(child.pid)
     sys.exit(code if code >= 0 else 128 - code)
 
 

@@ -161,6 +161,7 @@ static void test_bucket(void **state)
 {
 	struct guest_event g = output_of("x", 1, 1);
 	int64_t now = clock_boot_ns() + 10 * NS_PER_S, wait_ms = 0;
+	struct spool_record rec;
 	struct rig r;
 	struct err e;
 	int n = 0;
@@ -179,6 +180,8 @@ static void test_bucket(void **state)
 		assert_int_equal(events_guest(r.ev, &g, now, &e), 0);
 	assert_int_equal(n, EVENT_RATE_PER_SECOND);
 	assert_int_equal(events_dropped(r.ev), 0);
+	assert_int_equal(spool_read(r.spool, r.last, &rec, &e), 1);
+	assert_non_null(memmem(rec.bytes, rec.len, "\"source\":\"guest\"", 16)); /* nothing that a guest says is the host's word */
 	rig_stop(&r);
 }
 

@@ -121,6 +121,29 @@ static void test_pauses(void **state)
 	link_run_free(&r);
 }
 
+/* A controld that lost what it had taken says what it wants next, and is sent that again. */
+static void test_a_gap_is_sent_again(void **state)
+{
+	struct link_effect f;
+	struct link_run r;
+
+	(void)state;
+	init(&r);
+	r.grant = GRANT_GIVEN;
+	r.last_seq = 10;
+	assert_int_equal(ask(&r, 0), LINK_EVENTS);
+	link_run_answered(&r, FENCE_APPLIED, 9, 0, &f);
+	assert_int_equal(f.acked, 8);
+	assert_int_equal(r.next_send, 9);
+	assert_int_equal(ask(&r, 0), LINK_EVENTS);
+	link_run_answered(&r, FENCE_GAP, 5, 0, &f);
+	assert_false(f.kill);
+	assert_int_equal(f.acked, 0);
+	assert_int_equal(r.next_send, 5);
+	assert_int_equal(ask(&r, 60000), LINK_EVENTS);
+	link_run_free(&r);
+}
+
 /* A controld that asks for what is not there, or for the same again and again, does not keep us busy for ever. */
 static void test_nonsense_from_controld(void **state)
 {
@@ -229,6 +252,7 @@ int main(void)
 		cmocka_unit_test(test_order),
 		cmocka_unit_test(test_fences),
 		cmocka_unit_test(test_pauses),
+		cmocka_unit_test(test_a_gap_is_sent_again),
 		cmocka_unit_test(test_nonsense_from_controld),
 		cmocka_unit_test(test_lease),
 		cmocka_unit_test(test_random_play),
