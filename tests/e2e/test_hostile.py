@@ -122,18 +122,21 @@ def test_replies_that_confuse(busy):
         return {"name": name, "arguments": arguments}
     found = all_at_once(busy, busy.client(), {name: {"prompt": turns(*script)} for name, script in {
         "tools": [{"tool_calls": [call("rm_rf", {}), call("shell", "{\"command\": "), call("shell", {"command": 7}), call("shell", {}),
+                                  call("shell", {"command": "echo no", "sudo": True}), call("shell", "[" * 3000 + "]" * 3000),
                                   call("shell", {"command": "echo one"}), call("shell", {"command": "echo two"})]},
-                  say("\n".join(f"<{n}>{{{{tool:{n}}}}}" for n in range(1, 7)))],
+                  say("\n".join(f"<{n}>{{{{tool:{n}}}}}" for n in range(1, 9)))],
         "same_ids": [{"tool_calls": [dict(call("shell", {"command": f"echo {n}"}), id="same") for n in (1, 2)]}, say("{{tool:1}}{{tool:2}}")],
         "cut_call": [{"tool_calls": [call("shell", "{\"command\": \"echo ha")], "finish_reason": "length"}, say("it said: {{tool:1}}")],
         "empty": [say("")],
         "unicode": [{"tool_calls": [call("shell", {"command": "printf 'caf\\303\\251 \\360\\237\\230\\200 \\000 \\377'"})]}, say("😀 {{tool:1}}")],
     }.items()})
     run, _ = ended(found, "tools", "succeeded")
-    answers = [run["output"].split(f"<{n}>")[1].split(f"<{n + 1}>")[0] for n in range(1, 7)]
-    assert all("Not done" in a for a in answers[:4]), answers
-    assert "one" in answers[4] and "two" in answers[5]
-    ended(found, "same_ids", "succeeded")
+    answers = [run["output"].split(f"<{n}>")[1].split(f"<{n + 1}>")[0] for n in range(1, 9)]
+    assert all("Not done" in a for a in answers[:6]), answers
+    assert "one" in answers[6] and "two" in answers[7]
+    run, events = ended(found, "same_ids", "succeeded")
+    ids = [e["data"]["call_id"] for e in events if e["type"] == "shell.started"]
+    assert len(ids) == len(set(ids)) == 2, "two commands with one id"
     run, events = ended(found, "cut_call", "succeeded")
     assert "not complete" in run["output"] and not [e for e in events if e["type"] == "shell.started"]
     assert ended(found, "empty", "succeeded")[0]["output"] == ""
