@@ -216,6 +216,10 @@ def kind_load(prepared, options):
         yield Test("load", "start_times", "failed" if code else "passed", time.monotonic() - began, tail("bench.log"))
 
 
+def kind_hostile(prepared, options):
+    yield from pytest("hostile", prepared, options, ["tests/hostile"], 1800, workers=1)
+
+
 def kind_deploy(prepared, options):
     yield from pytest("deploy", prepared, options, ["tests/deploy"], 1200, workers=1)
 
@@ -255,6 +259,7 @@ KINDS = {
     "deploy": (kind_deploy, True, "deploy/quickstart on a copy of the tree"),
     "analyze": (kind_analyze, False, "the path analyzers of clang and gcc over every file"),
     "kill": (kind_kill, False, "processes killed and stopped at every step of a run (-k PROCESS/STEP/FAULT: some)"),
+    "hostile": (kind_hostile, False, "guests that break the channel's protocol: every attack there is"),
     "load": (kind_load, False, "200 runs by 8 clients, 500 followers, the budget at the meter; start times beside the bare boot"),
 }
 
