@@ -125,7 +125,8 @@ def test_only_what_ended_is_settled(db):
     assert db.settle([run]) == db.settle() == []
     assert db.wallet(org) == (100 * MICRO, 40000, 1, 1)
     db.rows("DELETE FROM settle_pending")
-    assert db.finish(node, run, a["token"], 2)[0] == "applied"
+    db.events(node, run, a["token"], 3, ["microvm.destroyed"])
+    assert db.finish(node, run, a["token"], 3)[0] == "applied"
     assert db.settle() == [run]
     db.sound()
 
