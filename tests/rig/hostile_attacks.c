@@ -149,10 +149,11 @@ static void false_credit(struct hostile *h)
 /* Each byte of a call makes the host answer with credit, and nobody reads that. */
 static void deaf(struct hostile *h)
 {
-	static uint8_t frames[10 * 6000];
+	static const uint8_t one[10] = { 6, 0, 0, 0, GF_CALL_DATA, 1, 0, 0, 0, 1 }; /* stream 1, one byte */
+	static uint8_t frames[sizeof one * 6000];
 
-	for (size_t at = 0; at < sizeof frames; at += 10)
-		memcpy(frames + at, "\x06\x00\x00\x00\x42\x01\x00\x00\x00\x01", 10); /* CALL_DATA, stream 1, one byte */
+	for (size_t at = 0; at < sizeof frames; at += sizeof one)
+		memcpy(frames + at, one, sizeof one);
 	for (;;)
 		hostile_write(h, frames, sizeof frames);
 }

@@ -233,13 +233,14 @@ static size_t flood(struct rig *r, int fd, const void *unit, size_t n, size_t li
 /* Every byte of a call earns thirteen of credit; a guest that never takes them is ended, before they become many. */
 static void test_guest_never_reads(void **state)
 {
-	static uint8_t frames[10 * 4096];
+	static const uint8_t one[10] = { 6, 0, 0, 0, GF_CALL_DATA, 1, 0, 0, 0, 1 }; /* stream 1, one byte */
+	static uint8_t frames[sizeof(one) * 4096];
 	struct buf body = BUF_INIT(4096);
 	struct rig r;
 
 	(void)state;
-	for (size_t at = 0; at < sizeof(frames); at += 10)
-		memcpy(frames + at, "\x06\x00\x00\x00\x42\x01\x00\x00\x00\x01", 10);
+	for (size_t at = 0; at < sizeof(frames); at += sizeof(one))
+		memcpy(frames + at, one, sizeof(one));
 	start(&r);
 	to_work(&r);
 	assert_true(flood(&r, r.guest, frames, sizeof(frames), 64 << 20, &body) < 64 << 20);
@@ -294,6 +295,7 @@ static void test_half_a_frame(void **state)
 static void test_noise(void **state)
 {
 	struct buf body = BUF_INIT(4096);
+	static const uint8_t legal[4] = { 0x40, 0, 0, 0 };
 	unsigned int seed = 7;
 
 	(void)state;
@@ -309,7 +311,7 @@ static void test_noise(void **state)
 			noise[n] = (uint8_t)(seed >> 16);
 		}
 		if (i % 4 < 2) /* a length that is legal, so that what is in the frame is looked at */
-			memcpy(noise, "\x40\x00\x00\x00", 4);
+			memcpy(noise, legal, sizeof(legal));
 		assert_int_equal(write(r.guest, noise, sizeof(noise)), sizeof(noise));
 		wait_said(&r, RF_CB_PROTOCOL, &body);
 		finish(&r, 0);
