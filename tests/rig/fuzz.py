@@ -122,7 +122,7 @@ def count(summaries, files):
         rows = [one["summary"][kind] for one in summaries if one["filename"] in wanted]
         total = sum(row["count"] for row in rows)
         shares.append(100.0 * sum(row["covered"] for row in rows) / total if total else 100.0)
-    missing = wanted - {one["filename"] for one in summaries}
+    missing = {f"{TOP}/{name}" for name in files if not name.endswith("/")} - {one["filename"] for one in summaries}
     return shares[0], shares[1], [os.path.relpath(path, TOP) for path in sorted(missing)]
 
 
