@@ -21,8 +21,10 @@
 
 #define NS_PER_MS INT64_C(1000000)
 #define NS_PER_S INT64_C(1000000000)
-#define METER_TICKS 5       /* seconds between meters told without an event */
-#define COMPUTE_MARGIN_MS 5 /* the kill is ordered this much before the last affordable millisecond */
+#define METER_TICKS 5                   /* seconds between meters told without an event */
+#define STALL_NS (300 * NS_PER_MS)      /* a deadline found so late was missed because we stood still */
+#define STALL_READ_NS (100 * NS_PER_MS) /* time to read what came meanwhile */
+#define COMPUTE_MARGIN_MS 5             /* the kill is ordered this much before the last affordable millisecond */
 #define KEEPER_QUEUE_MAX (2 * ROLE_FRAME_MAX)
 #define CHANNEL_QUEUE_MAX (2 * ROLE_FRAME_MAX)
 
@@ -119,12 +121,25 @@ static void deadline_hit(struct broker *b, enum deadline which)
 	}
 }
 
+/*
+ * Found late, because this process stood still (SIGCONT ends the loop's wait, and timers come before sockets then): what the
+ * deadline waits for may be in a socket, and is read first. Never so for what bounds money or authority: lease, compute, the run's
+ * timeout.
+ */
+static bool read_first(struct broker *b, int which, int64_t now)
+{
+	if ((which != DL_BOOT && which != DL_SETUP && which != DL_SIGN) || now - b->deadlines[which] < STALL_NS)
+		return false;
+	b->deadlines[which] = now + STALL_READ_NS;
+	return true;
+}
+
 static void check_deadlines(struct broker *b)
 {
 	int64_t now = clock_boot_ns();
 
 	for (int i = 0; i < DL_COUNT; i++) {
-		if (b->deadlines[i] == 0 || b->deadlines[i] > now)
+		if (b->deadlines[i] == 0 || b->deadlines[i] > now || read_first(b, i, now))
 			continue;
 		b->deadlines[i] = 0;
 		deadline_hit(b, (enum deadline)i);
