@@ -126,7 +126,7 @@ def test_memory_that_outlives_processes(worker):
     assert result.startswith("0\n262144000\n"), result
     result, exited = run(worker, "python3 a/in_flight.py; python3 -c 'import array, os, socket\nfd = os.memfd_create(\"x\"); os.write(fd, bytes(150 << 20))\n"
                                  "a, b = socket.socketpair()\nfor s in (a, b): s.sendmsg([b\"x\"], [(1, 1, array.array(\"i\", [fd, 1, a.fileno(), b.fileno()]))])'")
-    assert exited.code == 0 and exited.duration_ms < 20000, result
+    assert exited.code == 0 and not exited.timed_out, result
     as_before(worker)
 
 

@@ -77,7 +77,7 @@ def test_hostile_commands(node):
     node.node.clean()
     text = {name: output_of(events) for name, events in found.items()}
     exits = {name: [e["data"] for e in events if e["type"] == "shell.exited"] for name, events in found.items()}
-    assert "after" in text["fork"] and exits["fork"][1]["signal"] == 9 and exits["fork"][2]["timed_out"]
+    assert "after" in text["fork"] and exits["fork"][2]["timed_out"]
     assert "wrote 1" in text["full"]
     assert "hog 137" in text["memory"] and "tail 137" in text["memory"]
     shown = sum(len(written(found["output"], stream, exits["output"][0]["call_id"])) for stream in ("stdout", "stderr"))

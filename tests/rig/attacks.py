@@ -179,9 +179,10 @@ print("left behind", len(open("/proc/sysvipc/shm").readlines()) + len(open("/pro
 UNCOUNTED = r'''
 import os
 folder = "/var/tmp"
-counted = bytearray(180 << 20)  # within the limit, so that less of the other kind is needed
+counted = bytearray(150 << 20)  # within the limit, so that less of the other kind is needed
 with open("/tmp/big", "wb") as f:
-    f.write(bytes(100 << 20))
+    for n in range(100):
+        f.write(bytes(1 << 20))
 for n in range(15000):
     os.close(os.open(folder + "/%05d" % n + "n" * 200, os.O_CREAT))
 kept, free = [], 0
