@@ -182,17 +182,19 @@ def targets(top, fault):
     return wanted
 
 
-def baseline(bench, chosen):
+def baseline(bench, chosen, say):
     """Builds the copy without a fault and runs every named test once: {(kind, name): Outcome}."""
+    say("  the tree without a fault: build …")
     bench.configure()
     wanted = set().union(*(targets(bench.tree, fault) for fault in chosen))
     if wanted and not bench.make(wanted, "build.log"):
         raise NotPrepared(f"the tree does not build:\n{bench.text('build.log')[-3000:]}")
     if "guest-agent" in wanted:
         bench.pack("pack.log")
+    say("  the tree without a fault: tests …")
     outcomes = {}
-    for program in sorted({red.file for fault in chosen for red in fault.reds if red.kind == "unit"}):
-        outcomes.update({("unit", f"{program}::{test}"): outcome for test, outcome in bench.unit(program, f"{program}.log").items()})
+    for program, test in sorted({(red.file, red.test) for fault in chosen for red in fault.reds if red.kind == "unit"}):
+        outcomes.update({("unit", f"{program}::{name}"): outcome for name, outcome in bench.unit(program, f"{program}.log", test).items()})
     names = sorted({red.name for fault in chosen for red in fault.reds if red.kind == "e2e"})
     if names:
         outcomes.update({("e2e", name): outcome for name, outcome in bench.e2e(names, "e2e.log").items()})
@@ -264,7 +266,7 @@ def run(top, logs, image_base, match, short, say):
     chosen.sort(key=lambda fault: (any(booted(top, red) for red in fault.reds), fault.edits[0].file, fault.name))
     with Bench(top, logs, image_base) as bench:
         began = time.monotonic()
-        before = baseline(bench, chosen)
+        before = baseline(bench, chosen, say)
         say(f"  {len(before)} tests ran on the tree without a fault, after {time.monotonic() - began:.0f} s; now {len(chosen)} of {len(everything)} faults")
         say("  fault | property | found by | seconds")
         count = 0
