@@ -58,7 +58,7 @@ const uint8_t *http_body(const struct http_req *r, size_t *n); /* contiguous, va
 size_t http_body_size(const struct http_req *r);
 /* The body, taken out without copying it: the caller's (evbuffer_free), on any thread. NULL: no memory, and it stays. */
 struct evbuffer *http_take_body(struct http_req *r);
-const char *http_peer(const struct http_req *r);               /* address text */
+const char *http_peer(const struct http_req *r); /* address text */
 void *http_user(const struct http_req *r);
 void http_set_user(struct http_req *r, void *user, void (*free_user)(void *user)); /* freed with the request */
 /* Called if the client goes away before the reply; after it the request must not be touched. */
