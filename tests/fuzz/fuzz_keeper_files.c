@@ -8,7 +8,7 @@
  */
 /* link: noded_core */
 /* reads: noded/keeper/journal.c noded/keeper/identity.c noded/keeper/image.c noded/jail/cgroup_parse.c */
-/* reached: 1 % of lines, 1 % of branches */
+/* reached: 69 % of lines, 67 % of branches; the rest makes and stores keys, enrols, signs; processes that live */
 #include "fuzz_dir.h"
 
 #include "common/log.h"

@@ -8,7 +8,7 @@
  * not with another challenge, counter, type or body. What passes a check is clean, in range and found by those who read bytes.
  */
 /* reads: controld/dispatch/check.c controld/dispatch/peer.c proto/link.c */
-/* reached: 1 % of lines, 1 % of branches */
+/* reached: 81 % of lines, 58 % of branches; the rest is memory, texts for the log, proofs that only a node can make */
 #include "controld/dispatch/check.h"
 #include "controld/dispatch/peer.h"
 

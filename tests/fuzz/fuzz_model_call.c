@@ -6,7 +6,7 @@
 /* link: controld_scripted ephproto */
 /* sources: noded/broker/model_request.c */
 /* reads: noded/broker/model_request.c proto/model.c */
-/* reached: 1 % of lines, 1 % of branches */
+/* reached: 76 % of lines, 73 % of branches; the rest is replies, which fuzz_guest reads, and memory */
 #include "noded/broker/model_request.h"
 
 #include "common/json.h"

@@ -6,7 +6,7 @@
  * as long as no byte of it was changed, and what is behind a damage is gone as if it had never been written.
  */
 /* reads: noded/spool.c */
-/* reached: 1 % of lines, 1 % of branches */
+/* reached: 83 % of lines, 55 % of branches; the rest is disks that fail, memory, a full spool */
 #include "noded/spool.h"
 
 #include "common/text.h"

