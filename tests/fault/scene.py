@@ -4,7 +4,7 @@ import signal
 
 from cells import CUTS, GOOD, legal
 from check import check_fresh, check_run
-from stack import BusyDirectory, DatabaseHold, Frozen, Processes, StoppedBroker
+from stack import BusyDirectory, DatabaseHold, Frozen, HelloWaits, Processes
 
 import wait
 from client import say, shell, turns
@@ -34,8 +34,9 @@ class Scene:
         self.run_id = self.create(SCRIPT, legal(self.cell))
 
     def logged(self, text):
-        mark = f"run={self.run_id} "
-        return next((line for line in self.stack.log_since(self.log_from).splitlines() if mark in line and text in line), None)
+        """The first line of the host's log about the run that holds the text; channel does not know its run."""
+        marks = (f"run={self.run_id} ", "noded/channel: ")
+        return next((line for line in self.stack.log_since(self.log_from).splitlines() if text in line and any(mark in line for mark in marks)), None)
 
     def vm(self):
         return self.logged("admitted").split(" vm=")[1].split()[0]
@@ -47,7 +48,7 @@ class Scene:
     def stands_still_with(self, held):
         """A hold that the stopped process itself keeps, or is kept by, ends with the stop."""
         process = self.cell.process
-        return (isinstance(held, StoppedBroker) and process == "broker") or (isinstance(held, DatabaseHold) and process == "postgres")
+        return (isinstance(held, HelloWaits) and process == held.role) or (isinstance(held, DatabaseHold) and process == "postgres")
 
     def release(self, holds):
         while holds:
@@ -72,8 +73,8 @@ class Scene:
 
     def at_hello(self):
         self.begin()
-        held = self.hold(StoppedBroker(self.stack, self.logged))
-        wait.until(held.reached, 90, "the guest's hello in its broker's socket")
+        held = self.hold(HelloWaits("channel" if self.stack.kind == "short-lease" else "broker", self.stack, self.logged))
+        wait.until(held.reached, 90, "the guest's hello in its reader's socket")
 
     def at_database(self):
         held = self.hold(DatabaseHold(self.stack, self.cell.step))

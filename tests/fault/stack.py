@@ -211,22 +211,27 @@ class BusyDirectory:
 
 
 SYS_PIDFD_GETFD, SYS_PIDFD_OPEN = 438, 434
-BROKER_FD_CHANNEL, RF_CB_HELLO = 4, 193
+RF_CB_HELLO = 193
 
 
-def waiting_frames(pid, fd=BROKER_FD_CHANNEL):
-    """Types of the frames that wait in a process's socket, looked at without taking them."""
+def waiting_bytes(pid, fd):
+    """What waits in a socket of a process, looked at without taking it."""
     libc = ctypes.CDLL(None, use_errno=True)
     process = libc.syscall(SYS_PIDFD_OPEN, pid, 0)
     copy = libc.syscall(SYS_PIDFD_GETFD, process, fd, 0)
-    os.close(process)
+    error = ctypes.get_errno()
+    if process >= 0:
+        os.close(process)
     if copy < 0:
-        raise OSError(ctypes.get_errno(), "pidfd_getfd")
+        raise OSError(error, f"descriptor {fd} of process {pid}")
     with socket.socket(fileno=copy) as s:
         try:
-            data = s.recv(1 << 20, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            return s.recv(1 << 20, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
-            return []
+            return b""
+
+
+def frame_types(data):
     types, at = [], 0
     while at + 5 <= len(data):
         length, kind = struct.unpack_from("<IB", data, at)
@@ -247,20 +252,25 @@ class Frozen:
         self.processes.close()
 
 
-class StoppedBroker(Frozen):
-    """The broker stands still from its probe on, until the guest's hello waits in its socket."""
+class HelloWaits(Frozen):
+    """Whoever is to read the guest's hello stands still from its question on, until the answer waits in its socket. That is the broker; under a
+    short lease, which it could not renew meanwhile, it is channel, before it."""
 
-    def __init__(self, stack, logged):
-        self.logged = logged
-        wait.until(lambda: logged("to=probe"), 90, "the probe", every=0.005)
-        super().__init__(Processes(stack.node.role_pids("broker")))
+    ASKED = {"broker": "to=probe", "channel": "guest channel from=silent to=probed"}
+    SOCKET = 4  # the broker's of channel, and channel's of the guest (noded/roles.h)
+
+    def __init__(self, role, stack, logged):
+        self.role, self.logged = role, logged
+        wait.until(lambda: logged(self.ASKED[role]), 90, "the question for the hello", every=0.005)
+        super().__init__(Processes(stack.node.role_pids(role)))
         self.again = time.monotonic() + 2
 
     def reached(self):
-        if any(RF_CB_HELLO in waiting_frames(pid) for pid in self.processes.pids):
+        waiting = [waiting_bytes(pid, self.SOCKET) for pid in self.processes.pids]
+        if any(data and (self.role == "channel" or RF_CB_HELLO in frame_types(data)) for data in waiting):
             return True
-        assert not self.logged("to=start"), "the hello was taken before the broker could be stopped"
-        if time.monotonic() > self.again:  # it may have been stopped before its probe left
+        assert not self.logged("to=start"), "the hello was taken before its reader could be stopped"
+        if time.monotonic() > self.again:  # it may have been stopped before its question left
             self.processes.send(signal.SIGCONT)
             self.processes.send(signal.SIGSTOP)
             self.again = time.monotonic() + 2
