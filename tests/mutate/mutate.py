@@ -164,9 +164,9 @@ class Bench:
 
 
 def booted(top, red):
-    """Does the test's file boot guests, or start a node, which wants the image as well?"""
+    """Does the test's file want the image of a guest?"""
     path = top / red.source
-    return red.kind == "e2e" and path.is_file() and re.search(r"mark\.guest|import node\b", path.read_text(encoding="utf-8")) is not None
+    return red.kind == "e2e" and path.is_file() and re.search(r"mark\.guest|\bimage\b", path.read_text(encoding="utf-8")) is not None
 
 
 def targets(top, fault):
