@@ -13,8 +13,9 @@
 
 #define MAGIC "EPHSPOOL"
 #define RECORDS_AT ((int64_t)SPOOL_HEAD_BYTES + 2 * SPOOL_SLOT_BYTES)
-#define SLOT_CHECKED (SPOOL_SLOT_BYTES - 8) /* its last 8 bytes are the check of these */
-#define STRIDE 256                          /* one offset is remembered every STRIDE records */
+#define SLOT_CHECKED (SPOOL_SLOT_BYTES - 8)    /* its last 8 bytes are the check of these */
+#define RECORD_CHECKED (SPOOL_RECORD_HEAD - 8) /* as above */
+#define STRIDE 256                             /* one offset is remembered every STRIDE records */
 #define STRIDES (EVENT_RUN_COUNT_MAX / STRIDE + 16)
 
 struct spool {
@@ -190,11 +191,14 @@ struct record_head {
 	uint8_t hash[EVENT_HASH_LEN];
 };
 
-static void record_head_decode(const uint8_t *p, struct record_head *h)
+/* False when it is not as it was written: the chain is over the event's bytes only. */
+static bool record_head_decode(const uint8_t *p, struct record_head *h)
 {
+	static const uint8_t zero[EVENT_HASH_LEN];
+	uint8_t check[EVENT_HASH_LEN];
 	struct wire_reader r;
 
-	wire_read_init(&r, p, SPOOL_RECORD_HEAD);
+	wire_read_init(&r, p, RECORD_CHECKED);
 	h->len = wire_u32(&r);
 	h->type = wire_u16(&r);
 	h->seq = wire_u64(&r);
@@ -202,6 +206,8 @@ static void record_head_decode(const uint8_t *p, struct record_head *h)
 	h->spent = wire_i64(&r);
 	h->held = wire_i64(&r);
 	wire_raw(&r, h->hash, sizeof(h->hash));
+	event_hash(zero, p, RECORD_CHECKED, check);
+	return memcmp(check, p + RECORD_CHECKED, 8) == 0;
 }
 
 /* Reads the record at `at` into scratch: 1 whole, 0 nothing or damaged there, -1 the disk failed. */
@@ -214,8 +220,7 @@ static int record_at(struct spool *s, int64_t at, uint64_t seq, struct record_he
 		return 0;
 	if (read_full(s->fd, raw, sizeof(raw), at, e) < 0)
 		return -1;
-	record_head_decode(raw, h);
-	if (h->len == 0 || h->len > EVENT_BYTES_MAX || h->seq != seq || h->type >= EV_COUNT ||
+	if (!record_head_decode(raw, h) || h->len == 0 || h->len > EVENT_BYTES_MAX || h->seq != seq || h->type >= EV_COUNT ||
 			at + SPOOL_RECORD_HEAD + (int64_t)h->len > SPOOL_BYTES)
 		return 0;
 	buf_reset(&s->scratch);
@@ -274,7 +279,7 @@ int spool_open(int fd, bool writable, struct spool **out, struct err *e)
 	}
 	s->fd = fd;
 	s->writable = writable;
-	buf_init(&s->scratch, EVENT_BYTES_MAX + SPOOL_RECORD_HEAD);
+	buf_init(&s->scratch, EVENT_BYTES_MAX + 2 * SPOOL_RECORD_HEAD);
 	if (read_full(fd, raw, sizeof(raw), 0, e) < 0 || head_decode(raw, sizeof(raw), &s->head, e) < 0)
 		goto fail;
 	s->tail.next_seq = s->head.first_seq;
@@ -345,8 +350,12 @@ int spool_meter(struct spool *s, int64_t spent, int64_t held, struct err *e)
 	return 0;
 }
 
+/* Into an empty buffer. */
 static void record_head_encode(const struct record_head *h, struct buf *b)
 {
+	static const uint8_t zero[EVENT_HASH_LEN];
+	uint8_t check[EVENT_HASH_LEN];
+
 	wire_put_u32(b, h->len);
 	wire_put_u16(b, h->type);
 	wire_put_u64(b, h->seq);
@@ -354,11 +363,14 @@ static void record_head_encode(const struct record_head *h, struct buf *b)
 	wire_put_i64(b, h->spent);
 	wire_put_i64(b, h->held);
 	wire_put_raw(b, h->hash, sizeof(h->hash));
+	event_hash(zero, b->data, b->len, check);
+	wire_put_raw(b, check, 8);
 }
 
 int spool_append(struct spool *s, enum event_source source, enum event_type type, int64_t t_ms, const void *data, size_t data_len,
 		int64_t spent, int64_t held, size_t *bytes_written, struct err *e)
 {
+	static const uint8_t zero[SPOOL_RECORD_HEAD];
 	struct buf event = BUF_INIT(EVENT_BYTES_MAX);
 	struct record_head h = { .type = (uint16_t)type, .seq = s->tail.next_seq, .spent = spent, .held = held };
 	struct event_head eh = { .run_id = s->head.run_id,
@@ -382,7 +394,8 @@ int spool_append(struct spool *s, enum event_source source, enum event_type type
 	event_hash(s->tail.hash, event.data, event.len, h.hash);
 	buf_reset(&s->scratch);
 	record_head_encode(&h, &s->scratch);
-	if (!buf_add(&s->scratch, event.data, event.len)) {
+	/* With the end behind it, so that what an earlier writer left there never goes on from this event. */
+	if (!buf_add(&s->scratch, event.data, event.len) || !buf_add(&s->scratch, zero, sizeof(zero))) {
 		err_set(e, ERR_NOMEM, "no memory for an event of %u bytes", h.len);
 		goto out;
 	}
@@ -429,7 +442,9 @@ int spool_read(struct spool *s, uint64_t seq, struct spool_record *out, struct e
 	while (s->cursor_seq < seq) { /* all of these were checked by the walk: only lengths are needed */
 		if (read_full(s->fd, raw, sizeof(raw), s->cursor_at, e) < 0)
 			return -1;
-		record_head_decode(raw, &h);
+		if (!record_head_decode(raw, &h))
+			return err_set(e, ERR_INTERNAL, "record %llu of the spool changed under its reader",
+					(unsigned long long)s->cursor_seq);
 		s->cursor_at += SPOOL_RECORD_HEAD + (int64_t)h.len;
 		s->cursor_seq++;
 	}

@@ -11,7 +11,7 @@
  *   head, SPOOL_HEAD_BYTES: magic, version, struct spool_head, zeros
  *   two meter slots of SPOOL_SLOT_BYTES: u64 generation, i64 spent, i64 held, i64 compute_ms, 8 bytes check; the valid one with the
  * higher generation counts. A hold is written here before the first byte of its request leaves. records: u32 len, u16 type, u64
- * seq, i64 t_ms, i64 spent, i64 held, hash[32], bytes[len]; len 0 = end
+ * seq, i64 t_ms, i64 spent, i64 held, hash[32], 8 bytes check of these, bytes[len]; len 0 = end
  */
 #ifndef NODED_SPOOL_H
 #define NODED_SPOOL_H
@@ -22,10 +22,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define SPOOL_VERSION 2
+#define SPOOL_VERSION 3
 #define SPOOL_HEAD_BYTES 512
 #define SPOOL_SLOT_BYTES 40
-#define SPOOL_RECORD_HEAD 70
+#define SPOOL_RECORD_HEAD 78
 /* Room for all that a run may write, and for ends that must always fit. */
 #define SPOOL_RESERVE_BYTES (512 * 1024)
 #define SPOOL_BYTES                                                                                                                \

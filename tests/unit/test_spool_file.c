@@ -214,15 +214,12 @@ static void test_damage(void **state)
 	assert_int_equal(spool_read(w, 3, &rec, &e), 1);
 	spool_close(w);
 	for (off_t at = 0; at < SPOOL_RECORD_HEAD + (off_t)rec.len; at++) {
-		if (at >= 14 && at < 38)
-			continue; /* time and meter of a record are not part of its hash */
 		assert_int_equal(pread(fd, &byte, 1, records + at), 1);
 		other = byte ^ 0x41;
 		assert_int_equal(pwrite(fd, &other, 1, records + at), 1);
 		w = open_copy(fd, false);
 		spool_tail(w, &t);
-		if (at != 4 && at != 5)
-			assert_int_equal(t.next_seq, 3);
+		assert_int_equal(t.next_seq, 3);
 		spool_close(w);
 		assert_int_equal(pwrite(fd, &byte, 1, records + at), 1);
 	}
