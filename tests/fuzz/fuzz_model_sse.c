@@ -2,7 +2,7 @@
 /* sources: noded/broker/model_stream.c noded/broker/model_request.c noded/broker/model_error.c */
 /* A provider's reply, streamed or whole, fed in pieces: first byte = size of a piece. Cutting must not change what comes out. */
 /* reads: noded/broker/model_stream.c */
-/* reached: 88 % of lines, 74 % of branches; the rest is memory and replies of megabytes */
+/* reached: 91 % of lines, 78 % of branches; the rest is memory and replies of megabytes */
 #include "noded/broker/model_error.h"
 #include "noded/broker/model_stream.h"
 
