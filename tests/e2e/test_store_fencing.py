@@ -370,6 +370,22 @@ def test_expiry(db):
     assert db.value("SELECT count(*) FROM idempotency") == 0
 
 
+def test_a_file_stays_while_a_live_run_names_it(db):
+    """A refused create dates the files that it brought back, so that they go within an hour: not those of a run that waits for longer."""
+    org, named, other = db.org(), "ab" * 32, "cd" * 32
+    db.node()
+    run = db.create(org, files=[{"path": "x", "size": 3, "sha256": named}])["run_id"]
+    for sha in (named, other):
+        db.rows("INSERT INTO chunk_files VALUES (%s, decode(%s, 'hex'), 3, true, eph_now_ms() - 86400001)", org, sha)
+        db.rows("INSERT INTO chunks VALUES (%s, decode(%s, 'hex'), 0, 'abc')", org, sha)
+    db.value("SELECT eph_sweep_expire(100)")
+    assert db.rows("SELECT encode(f.sha256, 'hex'), length(c.data) FROM chunk_files f JOIN chunks c USING (org_id, sha256)") == [(named, 3)]
+    db.value("SELECT result FROM eph_cancel(%s, %s)", org, run)
+    assert db.settle([run]) == [run]
+    db.value("SELECT eph_sweep_expire(100)")
+    assert db.value("SELECT (SELECT count(*) FROM chunk_files) + (SELECT count(*) FROM chunks)") == 0
+
+
 # ---- everything at once ----------------------------------------------------------------------------------------------------------
 
 
