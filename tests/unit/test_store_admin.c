@@ -250,6 +250,22 @@ static bool nothing_to_settle(void *arg)
 	return strcmp(pg_do("flow", "SELECT count(*) FROM settle_pending"), "0") == 0;
 }
 
+/* A table that somebody holds: what was not read is not said to hold. */
+static void check_that_cannot_read(FILE *out)
+{
+	PGconn *other = PQconnectdb(conninfo);
+	char impatient[320];
+	struct err e;
+
+	PQclear(PQexec(other, "BEGIN"));
+	PQclear(PQexec(other, "LOCK TABLE org_hot IN ACCESS EXCLUSIVE MODE"));
+	assert_true(text_fmt(impatient, sizeof(impatient), "%s options='-c lock_timeout=100'", conninfo));
+	assert_int_equal(store_check_ledger(impatient, false, out, &e), -1);
+	assert_int_equal(e.code, ERR_CONFLICT);
+	PQfinish(other);
+	assert_int_equal(store_check_ledger(impatient, false, out, &e), 0);
+}
+
 static void ledger_holds(void **state)
 {
 	FILE *out = fopen("/dev/null", "w");
@@ -270,6 +286,7 @@ static void ledger_holds(void **state)
 	assert_int_equal(store_check_ledger(conninfo, true, out, &e), 0);
 	create_run();
 	assert_int_equal(store_check_ledger(conninfo, false, out, &e), 0);
+	check_that_cannot_read(out);
 	/* A row slipped in behind the functions is found by either, a changed old one by the whole check. */
 	pg_do("flow", "INSERT INTO ledger (at_ms, org_id, kind, balance_delta, reserved_delta) SELECT eph_now_ms(), org_id, "
 		      "'deposit', 1, 0 FROM org_hot LIMIT 1");
