@@ -103,6 +103,7 @@ def all_cells():
     found = [Cell(process, step, fault) for fault in FAULTS for process in PROCESSES for step in STEPS]
     found += [Cell("network", step, cut) for cut in CUTS for step in STEPS]
     found += [Cell(which, step, "kill") for which in ("first", "second") for step in STEPS]
+    found += [Cell(which, step, "stop") for which in ("first", "second") for step in ("start", *AT_WORK, "finish")]
     return found
 
 
