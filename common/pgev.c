@@ -21,6 +21,7 @@
 #include "text.h"
 
 #include <event2/event.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -405,6 +406,14 @@ static void try_connect(struct pgev *pg)
 	}
 }
 
+/* Who stood still may have been this process: SIGCONT ends the loop's wait, and timers come before sockets then. */
+static bool has_answered(const struct pgev *pg)
+{
+	struct pollfd p = { .fd = PQsocket(pg->conn), .events = POLLIN };
+
+	return poll(&p, 1, 0) == 1;
+}
+
 static void on_timer(evutil_socket_t fd, short what, void *arg)
 {
 	struct pgev *pg = arg;
@@ -412,7 +421,9 @@ static void on_timer(evutil_socket_t fd, short what, void *arg)
 	(void)fd;
 	(void)what;
 	pg->depth++;
-	if (pg->state == PG_CONNECTING || (pg->state == PG_READY && pg->sent.head))
+	if (pg->state == PG_READY && pg->sent.head && has_answered(pg))
+		serve(pg, EV_READ);
+	else if (pg->state == PG_CONNECTING || (pg->state == PG_READY && pg->sent.head))
 		disconnect(pg, "did not answer in time");
 	else if (pg->state == PG_IDLE)
 		try_connect(pg);

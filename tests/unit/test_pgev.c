@@ -382,6 +382,30 @@ static void test_slow_is_not_silent(void **state)
 	assert_true(pgev_connected(pg));
 }
 
+/* It is this process that stood still, in the loop's wait (SIGCONT ends that, and timers come before sockets then): the answer has
+ * come meanwhile. */
+static void test_our_own_silence(void **state)
+{
+	struct answer a = { 0 };
+	pid_t self = getpid(), child;
+	struct err e;
+
+	(void)state;
+	assert_ok(pgev_sql(pg, "SELECT pg_sleep(1), 5", on_answer, &a, &e));
+	child = fork();
+	if (child == 0) {
+		(void)poll(NULL, 0, 300);
+		kill(self, SIGSTOP);
+		(void)poll(NULL, 0, 8500); /* 3 s of the statement, 5 s for the way, and some */
+		kill(self, SIGCONT);
+		_exit(0);
+	}
+	assert_true(loop_until(base, answered, &a, 20000));
+	assert_int_equal(waitpid(child, NULL, 0), child);
+	assert_true(a.ok);
+	assert_true(pgev_connected(pg));
+}
+
 static void test_server_restarted(void **state)
 {
 	struct answer a = { 0 };
@@ -501,6 +525,7 @@ int main(void)
 		T(test_backend_killed),
 		T(test_backend_silent),
 		T(test_slow_is_not_silent),
+		T(test_our_own_silence),
 		T(test_server_restarted),
 	};
 	int rc;
