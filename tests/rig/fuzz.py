@@ -18,7 +18,7 @@ TOP = pathlib.Path(__file__).resolve().parents[2]
 FUZZ = TOP / "tests" / "fuzz"
 KEPT_TARGET_BYTES = 56 * 1024  # of one .kept file
 KEPT_INPUT_BYTES = 4096
-LEAST_EXECUTIONS = 500  # fewer: it did not get beyond what is kept; the slowest targets do some hundred a second
+LEAST_EXECUTIONS = 200  # fewer: it did not run; the slowest targets do tens a second on a machine that is busy
 
 
 def names():
