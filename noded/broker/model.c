@@ -1,10 +1,10 @@
 /*
- * Model calls (model.h): plan, hold, send, read, settle, try again or answer. One attempt:
+ * Model calls (model.h): begin, try again, answer, fail. One attempt:
  *
  *     plan (meter) -> hold -> spool -> curl -> head -> body -> settle or release -> answer | retry | failure
  *
- * Owns the key, the body of the call under way and its reader. A provider's error text is shown to the client that pays for it,
- * bounded and made safe; it is never logged.
+ * The exchange itself is in model_send.c, what it costs in model_charge.c. Owns the key, the body of the call under way and its
+ * reader. A provider's error text is shown to the client that pays for it, bounded and made safe; it is never logged.
  */
 #include "model.h"
 
@@ -15,18 +15,12 @@
 #include "common/clock.h"
 #include "common/ids.h"
 #include "common/log.h"
-#include "common/netaddr.h"
 #include "common/text.h"
 
 #include <event2/event.h>
 #include <sodium.h>
 
-#define CONNECT_TIMEOUT_MS 10000
-#define ERROR_BODY_MAX (64 * 1024)
-#define LINGER_MS 50 /* between the answer's last word and the end of its body */
-
 static void attempt_start(struct model *m);
-static void on_linger(evutil_socket_t fd, short what, void *arg);
 
 static void on_retry_timer(evutil_socket_t fd, short what, void *arg)
 {
@@ -45,9 +39,9 @@ struct model *model_new(const struct model_options *opt)
 	m->limit_param = opt->a->model.limit_param;
 	m->known_tokens = -1;
 	m->timer = event_new(opt->base, -1, 0, on_retry_timer, m);
-	m->linger = event_new(opt->base, -1, 0, on_linger, m);
+	m->linger = event_new(opt->base, -1, 0, model_on_linger, m);
 	buf_init(&m->body, MODEL_REQUEST_MAX);
-	buf_init(&m->error_body, ERROR_BODY_MAX);
+	buf_init(&m->error_body, MODEL_ERROR_BODY_MAX);
 	if (m->timer == NULL || m->linger == NULL || !text_copy(m->key, sizeof(m->key), opt->key)) {
 		model_free(m);
 		return NULL;
@@ -132,146 +126,16 @@ static void out_of_money(struct model *m, const struct meter_plan *p)
 
 /* --- one attempt ------------------------------------------------------------------------------------------------------------- */
 
-/* Bytes since the request whose usage is known, or -1 when this one does not begin with it. */
-static int64_t bytes_since_known(const struct model *m)
-{
-	uint8_t hash[crypto_hash_sha256_BYTES];
-
-	/* A longer one must go on with a comma: else its last message would only look alike. */
-	if (m->known_tokens < 0 || m->known_len > m->prefix_len ||
-			(m->prefix_len > m->known_len && m->body.data[m->known_len] != ','))
-		return -1;
-	crypto_hash_sha256(hash, m->body.data, m->known_len);
-	if (sodium_memcmp(hash, m->known_hash, sizeof(hash)) != 0)
-		return -1;
-	return (int64_t)(m->prefix_len - m->known_len) + MODEL_TAIL_MAX;
-}
-
-static bool plan_attempt(struct model *m, struct meter_plan *p)
-{
-	const struct model_spec *spec = &m->opt.a->model;
-	int64_t since = bytes_since_known(m), call_left = m->deadline_ms - clock_boot_ms();
-
-	*p = (struct meter_plan){ .now_ms = m->opt.compute_ms(m->opt.arg),
-		.time_left_ms = m->opt.time_left_ms(m->opt.arg),
-		.wish_tokens = m->wish_tokens };
-	if (p->time_left_ms > call_left)
-		p->time_left_ms = call_left;
-	if (p->time_left_ms < 1)
-		p->time_left_ms = 1;
-	p->input_tokens = meter_input_bound(
-			spec, m->prefix_len + MODEL_TAIL_MAX, since >= 0 ? m->known_tokens : -1, since >= 0 ? (uint64_t)since : 0);
-	return meter_plan(m->opt.meter, spec, p);
-}
-
-static bool any_address(void *arg, const struct sockaddr *sa, socklen_t len)
-{
-	const struct model *m = arg;
-
-	(void)len;
-	return m->opt.a->model.any_address || net_is_global(sa);
-}
-
-static void on_head(void *arg, int status)
-{
-	struct model *m = arg;
-
-	m->status = status;
-}
-
-static void on_header(void *arg, const char *name, size_t name_len, const char *value, size_t value_len)
-{
-	struct model *m = arg;
-
-	if (name_len == 11 && strncasecmp(name, "retry-after", 11) == 0)
-		m->retry_after_ms = model_retry_after_ms(value, value_len);
-}
-
-static bool on_data(void *arg, const uint8_t *p, size_t n)
-{
-	struct model *m = arg;
-
-	if (m->status < 200 || m->status > 299) {
-		size_t room = ERROR_BODY_MAX - m->error_body.len;
-
-		(void)buf_add(&m->error_body, p, n < room ? n : room);
-		return n <= room; /* more is not needed, and nobody says how much more there is */
-	}
-	if (model_stream_feed(m->stream, p, n, &m->stream_error) < 0)
-		return false;
-	/* The answer is over. The end of its body keeps the connection for the next call; it is not waited for much longer. */
-	if (model_stream_done(m->stream) && !event_pending(m->linger, EV_TIMEOUT, NULL))
-		event_add(m->linger, &(struct timeval){ 0, LINGER_MS * 1000 });
-	return true;
-}
-
-static void on_done(void *arg, int status, const struct err *e);
-
-static void on_linger(evutil_socket_t fd, short what, void *arg)
-{
-	struct model *m = arg;
-
-	(void)fd;
-	(void)what;
-	if (m->http == NULL)
-		return;
-	curl_call_cancel(m->http);
-	on_done(m, m->status, NULL);
-}
-
-static int send_request(struct model *m, int64_t timeout_ms, struct err *e)
-{
-	const struct assignment *a = m->opt.a;
-	char url[640], auth[600], id[128];
-	const char *headers[] = { "Content-Type: application/json", "Accept: text/event-stream, application/json", id, auth };
-	struct curl_request req = { .method = "POST",
-		.url = url,
-		.headers = headers,
-		.header_count = m->key[0] != '\0' ? 4 : 3,
-		.body = m->body.data,
-		.body_len = m->body.len,
-		.connect_timeout_ms = CONNECT_TIMEOUT_MS,
-		.timeout_ms = timeout_ms > INT32_MAX ? INT32_MAX : (int)timeout_ms,
-		.max_body = MODEL_BODY_MAX,
-		.allow_addr = any_address,
-		.on_head = on_head,
-		.on_header = on_header,
-		.on_data = on_data,
-		.on_done = on_done,
-		.arg = m };
-	int rc = -1;
-
-	if (!text_fmt(url, sizeof(url), "%s/chat/completions", a->model.base_url) ||
-			!text_fmt(id, sizeof(id), "X-Request-Id: %s-%u-%u", a->run_id, m->report.call, m->report.attempts) ||
-			!text_fmt(auth, sizeof(auth), "Authorization: Bearer %s", m->key))
-		(void)err_set(e, ERR_LIMIT, "the provider's address or key is too long");
-	else
-		rc = curlev_start(m->opt.curl, &req, &m->http, e);
-	sodium_memzero(auth, sizeof(auth));
-	return rc;
-}
-
-/* Lays a whole body of this attempt: the prefix stays, the tail has this attempt's limit. */
-static bool lay_body(struct model *m, const struct meter_plan *p)
-{
-	m->body.len = m->prefix_len;
-	m->stream = model_stream_new(m->key);
-	m->status = 0;
-	m->retry_after_ms = -1;
-	m->stream_error = (struct err){ .code = ERR_NONE };
-	return m->stream != NULL && model_request_tail(m->limit_param, p->output_tokens, &m->body);
-}
-
 static void attempt_start(struct model *m)
 {
 	struct meter_plan p;
 	struct err e;
 
-	if (!plan_attempt(m, &p)) {
+	if (!model_plan(m, &p)) {
 		out_of_money(m, &p);
 		return;
 	}
-	if (!lay_body(m, &p)) {
+	if (!model_lay_body(m, &p)) {
 		fail_call(m, ERRCODE_INTERNAL, "No memory for a model call.");
 		return;
 	}
@@ -284,7 +148,7 @@ static void attempt_start(struct model *m)
 			fail_call(m, ERRCODE_INTERNAL, "The hold of a model call could not be written.");
 		return;
 	}
-	if (send_request(m, p.deadline_ms - p.now_ms, &e) < 0) {
+	if (model_send(m, p.deadline_ms - p.now_ms, &e) < 0) {
 		meter_release(m->opt.meter);
 		log_warn("model call not sent run=%s call=%u error=%s", m->opt.a->run_id, m->report.call, e.text);
 		fail_call(m, ERRCODE_MODEL_ERROR, "The provider cannot be called: %s", e.text);
@@ -320,66 +184,6 @@ static bool retry(struct model *m)
 	return true;
 }
 
-static void note(struct model *m, const char *text)
-{
-	if (m->report.note[0] == '\0' && !text_copy(m->report.note, sizeof(m->report.note), text))
-		m->report.note[0] = '\0';
-}
-
-/* Charges an attempt whose 2xx head came. False: the meter could not be written, which ended the run and this call with it. */
-static bool settle(struct model *m)
-{
-	struct meter_tokens t;
-	bool has = model_stream_usage(m->stream, &t);
-	int64_t micros = 0;
-
-	if (!m->counted)
-		m->opt.meter->usage.model_calls++;
-	m->counted = true;
-	switch (meter_settle(m->opt.meter, has ? &t : NULL, &micros)) {
-	case METER_CHARGED:
-		m->report.tokens.input += t.input;
-		m->report.tokens.cached += t.cached;
-		m->report.tokens.output += t.output;
-		break;
-	case METER_UNMETERED:
-		log_warn("model reply without usage run=%s call=%u attempt=%u charged_micros=%lld", m->opt.a->run_id,
-				m->report.call, m->report.attempts, (long long)micros);
-		note(m, "The provider's reply carried no usage: the hold was charged.");
-		break;
-	case METER_OVER_HOLD:
-		log_warn("model usage above its hold run=%s call=%u attempt=%u input=%lld output=%lld hold_micros=%lld",
-				m->opt.a->run_id, m->report.call, m->report.attempts, (long long)t.input, (long long)t.output,
-				(long long)micros);
-		note(m, "The provider counted more than this call could cost: the hold was charged.");
-		break;
-	}
-	m->report.cost_micros += micros;
-	(void)m->opt.meter_moved(m->opt.arg);
-	return m->busy;
-}
-
-/* Nothing is charged. False as above. */
-static bool release(struct model *m)
-{
-	meter_release(m->opt.meter);
-	(void)m->opt.meter_moved(m->opt.arg);
-	return m->busy;
-}
-
-/* Keeps what the provider counted for exactly these bytes: the next request's bound. */
-static void learn_usage(struct model *m)
-{
-	struct meter_tokens t;
-
-	m->known_tokens = -1;
-	if (!model_stream_usage(m->stream, &t) || t.input < 0 || t.cached < 0 || t.cached > t.input || t.output < 0)
-		return;
-	m->known_tokens = t.input;
-	m->known_len = m->prefix_len;
-	crypto_hash_sha256(m->known_hash, m->body.data, m->prefix_len);
-}
-
 /* What the provider says goes into the guest: never its key. */
 static void hide_key(struct model *m, struct model_reply *reply)
 {
@@ -395,7 +199,7 @@ static void hide_key(struct model *m, struct model_reply *reply)
 	if (!found)
 		return;
 	log_warn("provider's reply holds its key run=%s call=%u", m->opt.a->run_id, m->report.call);
-	note(m, "The provider's reply held its own key: it was blanked out.");
+	model_note(m, "The provider's reply held its own key: it was blanked out.");
 }
 
 static void answer(struct model *m)
@@ -404,7 +208,7 @@ static void answer(struct model *m)
 	struct model_report report;
 	struct err e;
 
-	learn_usage(m);
+	model_learn(m);
 	if (model_stream_take(m->stream, m->report.call, &reply, &e) < 0) {
 		fail_call(m, ERRCODE_INTERNAL, "%s", e.text);
 		return;
@@ -442,7 +246,7 @@ static void after_reply(struct model *m, const struct err *e)
 	whole = m->stream_error.code == ERR_PROTOCOL || m->stream_error.code == ERR_LIMIT ? -1 : model_stream_end(m->stream, &why);
 	if (m->stream_error.code == ERR_PROTOCOL || m->stream_error.code == ERR_LIMIT)
 		why = m->stream_error;
-	if (!settle(m))
+	if (!model_settle(m))
 		return;
 	if (whole == 0) {
 		answer(m);
@@ -516,7 +320,7 @@ static void after_refusal(struct model *m)
 			m->report.attempts == 1 ? "" : "s", text, wait, model_error_hint(m->status));
 }
 
-static void on_done(void *arg, int status, const struct err *e)
+void model_attempt_done(void *arg, int status, const struct err *e)
 {
 	struct model *m = arg;
 
@@ -526,7 +330,7 @@ static void on_done(void *arg, int status, const struct err *e)
 		after_reply(m, e);
 		return;
 	}
-	if (!release(m))
+	if (!model_release(m))
 		return;
 	if (status != 0) {
 		after_refusal(m);
@@ -585,12 +389,12 @@ bool model_cancel(struct model *m, struct model_report *report)
 		curl_call_cancel(m->http);
 		m->http = NULL;
 		if (m->status >= 200 && m->status <= 299)
-			(void)settle(m);
+			(void)model_settle(m);
 		else
-			(void)release(m);
+			(void)model_release(m);
 	}
 	report_fill(m, "error");
-	note(m, "The run ended before the provider's answer was whole.");
+	model_note(m, "The run ended before the provider's answer was whole.");
 	*report = m->report;
 	call_clear(m);
 	return true;

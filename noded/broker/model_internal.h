@@ -1,4 +1,4 @@
-/* Fields of a model (model.h), shared by its files only. */
+/* Fields of a model (model.h), and what its files call of one another: model.c, model_send.c, model_charge.c. */
 #ifndef BROKER_MODEL_INTERNAL_H
 #define BROKER_MODEL_INTERNAL_H
 
@@ -7,6 +7,10 @@
 
 #include "common/buf.h"
 #include "common/curlev.h"
+
+#include <event2/util.h>
+
+#define MODEL_ERROR_BODY_MAX (64 * 1024)
 
 struct event;
 
@@ -43,5 +47,21 @@ struct model {
 	size_t known_len;
 	uint8_t known_hash[32];
 };
+
+/* model.c: an attempt is over, as curl_request.on_done. */
+void model_attempt_done(void *m, int status, const struct err *e);
+
+/* model_send.c. Lays a whole body of this attempt: the prefix stays, the tail has this attempt's limit. False: no memory. */
+bool model_lay_body(struct model *m, const struct meter_plan *p) EPH_MUST_CHECK;
+int model_send(struct model *m, int64_t timeout_ms, struct err *e) EPH_MUST_CHECK;
+void model_on_linger(evutil_socket_t fd, short what, void *m); /* the end of a body was waited for long enough */
+
+/* model_charge.c. False: not even the least is affordable; `p` says what would be needed. */
+bool model_plan(struct model *m, struct meter_plan *p) EPH_MUST_CHECK;
+/* Charges an attempt whose 2xx head came. False: the meter could not be written, which ended the run and this call with it. */
+bool model_settle(struct model *m);
+bool model_release(struct model *m); /* nothing is charged; false as above */
+void model_learn(struct model *m);   /* keeps what the provider counted for exactly these bytes: the next request's bound */
+void model_note(struct model *m, const char *text); /* the first one counts */
 
 #endif
