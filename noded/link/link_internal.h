@@ -56,6 +56,7 @@ struct link {
 	bool news; /* something changed since the last poll was made */
 	uint32_t poll_failures;
 	bool leased;           /* a lease was granted to this process once */
+	uint32_t lease_ms;     /* how long it was */
 	int64_t poll_after_ms; /* CLOCK_BOOTTIME: no poll before */
 	int64_t news_after_ms; /* no second poll before */
 	bool enrolling;

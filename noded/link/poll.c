@@ -15,8 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define POLL_GRACE_MS 10000 /* beyond the longest parking, until an answer is given up */
-#define NEWS_PAUSE_MS 20    /* between polls that only carry news */
+#define NEWS_PAUSE_MS 20 /* between polls that only carry news */
 #define EMPTY_SOON_NS (100 * INT64_C(1000000))
 #define EMPTY_PAUSE_MS 250
 #define REVOKED_PAUSE_MS 30000
@@ -63,7 +62,7 @@ static bool make_next(const struct link *l, struct buf *out)
 		.last_command = l->last_command,
 		/* The first poll is answered at once, so that the node has its lease (and says that it is ready) without waiting
 		   for work. */
-		.wait_ms = l->leased ? l->init.poll_ms : 0 };
+		.wait_ms = l->leased ? link_park_ms(l->init.poll_ms, l->lease_ms) : 0 };
 
 	if (m.wait_ms > LINK_POLL_MS)
 		m.wait_ms = LINK_POLL_MS;
@@ -108,8 +107,10 @@ void poll_pump(struct link *l)
 	}
 	a = calloc(1, sizeof(*a));
 	if (a != NULL && make_next(l, &body)) {
+		uint32_t park = link_park_ms(l->init.poll_ms, l->lease_ms);
+
 		*a = (struct asked){ .type = LINK_NEXT, .sent_boot_ns = clock_boot_ns() };
-		if (peers_send(l->peers, LINK_NEXT, body.data, body.len, (int)l->init.poll_ms + POLL_GRACE_MS, true, a)) {
+		if (peers_send(l->peers, LINK_NEXT, body.data, body.len, (int)link_patience_ms(park, l->lease_ms), true, a)) {
 			l->polls++;
 			l->news = false;
 			l->news_after_ms = now + NEWS_PAUSE_MS;
@@ -207,6 +208,8 @@ static void take_next(struct link *l, const struct asked *a, const struct link_r
 	}
 	l->poll_failures = 0;
 	l->leased = l->leased || m.lease_ms > 0;
+	if (m.lease_ms > 0)
+		l->lease_ms = m.lease_ms;
 	take_lease(l, a->sent_boot_ns, m.lease_ms);
 	for (uint32_t i = 0; i < m.command_count; i++)
 		take_command(l, &m.commands[i]);

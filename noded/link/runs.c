@@ -3,7 +3,8 @@
 
 #include "common/text.h"
 
-#define STUCK_MAX 20 /* answers without progress before the run is given up as broken */
+#define PATIENCE_MAX_MS 10000 /* beyond the parking, until the answer to a poll is given up */
+#define STUCK_MAX 20          /* answers without progress before the run is given up as broken */
 
 void link_run_init(struct link_run *r, const char *run_id, const uint8_t token[TOKEN_LEN])
 {
@@ -55,6 +56,16 @@ int64_t link_pause_ms(uint32_t failures)
 int64_t link_lease_deadline_ns(int64_t sent_ns, uint32_t lease_ms)
 {
 	return sent_ns + ((int64_t)lease_ms - (int64_t)lease_ms / 12) * 1000000;
+}
+
+uint32_t link_park_ms(uint32_t longest, uint32_t lease_ms)
+{
+	return lease_ms > 0 && lease_ms / 6 < longest ? lease_ms / 6 : longest;
+}
+
+uint32_t link_patience_ms(uint32_t park_ms, uint32_t lease_ms)
+{
+	return park_ms + (lease_ms > 0 && lease_ms / 3 < PATIENCE_MAX_MS ? lease_ms / 3 : PATIENCE_MAX_MS);
 }
 
 void link_run_failed(struct link_run *r, int64_t now_ms)

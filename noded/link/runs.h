@@ -79,5 +79,11 @@ void link_run_blob_answered(struct link_run *r);
 int64_t link_pause_ms(uint32_t failures);
 /* Until when a lease granted for a request sent at sent_ns may be used: a twelfth less, because it runs from the sending. */
 int64_t link_lease_deadline_ns(int64_t sent_ns, uint32_t lease_ms);
+/*
+ * How long a poll may be parked, of at most `longest`, and how long its answer is then waited for: a sixth and a third of the lease
+ * (0: not granted yet), so that when a controld stands still another one is asked while the lease lasts.
+ */
+uint32_t link_park_ms(uint32_t longest, uint32_t lease_ms);
+uint32_t link_patience_ms(uint32_t park_ms, uint32_t lease_ms);
 
 #endif

@@ -51,7 +51,9 @@ class Cell:
         """What kind of stack it needs: cells of one kind share one, in sequence."""
         if self.process == "network":
             return "short-lease" if self.fault.endswith("long") else "network"
-        return "pair" if self.process in ("first", "second") else "plain"
+        if self.process in ("first", "second"):
+            return "short-pair" if self.fault == "stop" else "pair"  # it stands still for longer than the lease, which the other one renews
+        return "plain"
 
     @property
     def impossible(self):

@@ -21,7 +21,7 @@ from stack import Stack  # noqa: E402
 
 WORKERS = 7
 CELL_SECONDS = 400
-KINDS = ("plain", "short-lease", "network", "pair")
+KINDS = ("plain", "short-lease", "network", "pair", "short-pair")
 
 
 def say(text):

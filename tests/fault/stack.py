@@ -19,7 +19,8 @@ import node as node_rig
 import pg
 import wait
 
-SHORT_LEASE = {"lease_seconds": 9, "lease_renew_seconds": 1, "lease_grace_seconds": 1}
+LEASES = {"short-lease": {"lease_seconds": 9, "lease_renew_seconds": 1, "lease_grace_seconds": 1},
+          "short-pair": {"lease_seconds": 15, "lease_renew_seconds": 1, "lease_grace_seconds": 1}}
 
 # Waits inside the statement that moves a run, exactly there: a trigger takes a lock that the rig holds.
 HOLDS = {"start": 1, "finish": 2, "settle": 3}
@@ -33,7 +34,7 @@ CREATE TRIGGER test_settle BEFORE DELETE ON run_live FOR EACH ROW EXECUTE FUNCTI
 
 
 class Stack(fixtures.Stack):
-    """kind: plain, network, short-lease (both with a proxy on the node link) or pair (two controlds that the host knows)."""
+    """kind: plain; network, short-lease (with a proxy on the node link); pair, short-pair (two controlds that the host knows)."""
 
     def __init__(self, kind, bin_dir, image):
         super().__init__(None, None)
@@ -47,8 +48,7 @@ class Stack(fixtures.Stack):
 
     def open(self, bin_dir, image):
         self.cluster.start()
-        lease = SHORT_LEASE if self.kind == "short-lease" else {}
-        self.control = control = control_rig.Control(self.cluster, bin_dir, scripted=False, **lease)
+        self.control = control = control_rig.Control(self.cluster, bin_dir, scripted=False, **LEASES.get(self.kind, {}))
         node_config = {"max_vms": 3, "max_concurrent_boots": 1, "boot_timeout_ms": 60_000}
         self.with_provider(control)
         control.keep_addresses()
@@ -58,7 +58,7 @@ class Stack(fixtures.Stack):
         if self.kind in ("network", "short-lease"):
             self.proxy = Proxy(re.sub(r"^.*//", "", control.addresses["link"]))
             node_config["controld"] = f"tls+tcp://{self.proxy.address}"
-        if self.kind == "pair":
+        if self.kind in ("pair", "short-pair"):
             self.pair = self.make_pair(control, bin_dir)
         self.node = node_rig.Node(self.pair[0] if self.pair else control, bin_dir, image, f"{self.kind}-{os.getpid()}", **node_config)
         self.node.start()
@@ -69,13 +69,12 @@ class Stack(fixtures.Stack):
         control.operator("PUT", "/prices/tally/auto", json={"input_micros_per_million": INPUT_PRICE, "output_micros_per_million": OUTPUT_PRICE})
         control.set_prices(compute_micros_per_million_ms=200_000)
 
-    @staticmethod
-    def make_pair(control, bin_dir):
+    def make_pair(self, control, bin_dir):
         """Two more on the same database, which the host knows; the first one, which it does not, serves the clients meanwhile."""
         pair = []
         for _ in range(2):
             made = control_rig.Control(control.cluster, bin_dir, conninfo=control.conninfo, scripted=False, keyring=control.home / "keyring",
-                                       tls_dir=control.home / "tls")
+                                       tls_dir=control.home / "tls", **LEASES.get(self.kind, {}))
             made.keep_addresses()
             made.operator_key = control.operator_key
             pair.append(made)

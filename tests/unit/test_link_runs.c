@@ -179,6 +179,13 @@ static void test_lease(void **state)
 	assert_int_equal(link_lease_deadline_ns(1000, 60000), 1000 + INT64_C(55000000000));
 	assert_int_equal(link_lease_deadline_ns(0, 6000), INT64_C(5500000000));
 	assert_int_equal(link_lease_deadline_ns(0, UINT32_MAX) > 0, true);
+	/* A controld that stands still costs at most half of a lease, whatever that is. */
+	assert_int_equal(link_park_ms(10000, 0), 10000);
+	assert_int_equal(link_park_ms(10000, 60000), 10000);
+	assert_int_equal(link_patience_ms(10000, 60000), 20000);
+	assert_int_equal(link_patience_ms(10000, 0), 20000);
+	for (uint32_t lease = 3000; lease <= 3600000; lease += 997)
+		assert_true(link_patience_ms(link_park_ms(10000, lease), lease) <= lease / 2);
 }
 
 /* Answers get lost, controld forgets a tail now and then: still every event arrives once and in order, and then the finish. */
