@@ -11,7 +11,8 @@
 /* sources: controld/dispatch/check.c */
 /* within: noded */
 /* reads: noded/broker/broker.c noded/broker/session.c noded/broker/worker.c noded/broker/files.c noded/broker/run.c */
-/* reads: noded/broker/events.c noded/broker/model.c noded/broker/model_send.c noded/broker/model_charge.c noded/broker/guest_json.c noded/broker/meter.c */
+/* reads: noded/broker/events.c noded/broker/model.c noded/broker/model_send.c noded/broker/model_charge.c */
+/* reads: noded/broker/guest_json.c noded/broker/meter.c */
 /* reached: 83 % of lines, 67 % of branches; the rest is the start of the process, memory, a full disk, a real connection */
 #include "noded/broker/broker.c" /* NOLINT(bugprone-suspicious-include): its frame handlers are called here */
 
