@@ -31,6 +31,7 @@ int rig_log_end(int failed)
 {
 	if (failed > 0)
 		printf("%s\n", rig_log());
+	(void)fflush(stdout); /* a leak that a failure left ends the program before its time */
 	return failed;
 }
 
