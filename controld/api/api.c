@@ -8,6 +8,7 @@
 #include "common/log.h"
 #include "common/text.h"
 #include "common/worker.h"
+#include "create.h"
 #include "secrets.h"
 
 #include <inttypes.h>
@@ -366,6 +367,7 @@ void api_free(struct api *a)
 	if (a->operator_)
 		httpd_free(a->operator_); /* both told each open request that its client is gone */
 	worker_free(a->worker);           /* what it held was of requests that are gone */
+	creations_forget(a);
 	check_warn(a->requests == NULL);
 	auth_cache_free(a->auth);
 	free(a);

@@ -41,8 +41,9 @@ struct api {
 	size_t stream_max;
 	struct event_stream *streams;
 	struct run_wait *waits;
-	struct worker *worker; /* reads large bodies */
-	size_t large_max;      /* bytes of large bodies of all creates under way: half of what may be held of bodies */
+	struct worker *worker;  /* reads large bodies */
+	struct creation *large; /* creates under way that have one: create.c */
+	size_t large_max;       /* bytes of large bodies of all creates under way: half of what may be held of bodies */
 	bool draining;
 };
 

@@ -1,4 +1,5 @@
-/* Reading a POST /v1/runs: body to request, echo and hashes. creation_new runs on the loop, creation_read on any thread. */
+/* Reading a POST /v1/runs: body to request, echo and hashes. creation_read runs on any thread, all else on
+ * the loop. */
 #include "create.h"
 
 #include "common/text.h"
@@ -13,6 +14,11 @@ static void creation_free(void *state)
 {
 	struct creation *cr = state;
 
+	if (cr->prev) {
+		*cr->prev = cr->next;
+		if (cr->next)
+			cr->next->prev = cr->prev;
+	}
 	if (cr->body)
 		evbuffer_free(cr->body);
 	free(cr->key_header);
@@ -65,4 +71,34 @@ void creation_read(struct creation *cr)
 		cr->no_memory = !describe(cr);
 	evbuffer_free(cr->body);
 	cr->body = NULL;
+}
+
+/* --- the list of large ones ------------------------------------------------------------------------------------------------ */
+
+void creation_count(struct creation *cr, size_t bytes)
+{
+	struct api *a = cr->r->api;
+
+	cr->large = bytes;
+	cr->next = a->large;
+	cr->prev = &a->large;
+	if (cr->next)
+		cr->next->prev = &cr->next;
+	a->large = cr;
+}
+
+size_t creations_bytes(const struct api *a)
+{
+	size_t sum = 0;
+
+	for (const struct creation *cr = a->large; cr; cr = cr->next)
+		sum += cr->large;
+	return sum;
+}
+
+void creations_forget(struct api *a)
+{
+	for (struct creation *cr = a->large; cr; cr = cr->next)
+		cr->prev = NULL;
+	a->large = NULL;
 }

@@ -34,12 +34,19 @@ struct creation {
 	char model[RUN_MODEL_MAX + 1];
 	struct price price;
 	bool refused; /* by what `errors` says, unless the key has an answer already */
-	size_t large; /* bytes of its body, when that is large */
+
+	/* In api's list of large ones until it is freed, also when its client is gone; prev NULL: not in it. */
+	size_t large; /* bytes of its body */
+	struct creation *next, **prev;
 };
 
 /* Takes the body over. NULL: no memory. Freed with the request. */
 struct creation *creation_new(struct api_req *r);
 /* From the body to everything that needs no database. Any thread. */
 void creation_read(struct creation *cr);
+/* Into the list of large ones: `bytes` of a body, and as much again in memory for what was read of it. */
+void creation_count(struct creation *cr, size_t bytes);
+size_t creations_bytes(const struct api *a);
+void creations_forget(struct api *a); /* api goes; what the store still holds of them lives on */
 
 #endif

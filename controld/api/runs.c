@@ -374,27 +374,15 @@ static void on_read(struct worker_item *it, bool ran)
 		go_on(r);
 }
 
-/* Large bodies of all requests that wait for an answer: as much again is in memory for what was read of each. */
-static size_t large_bytes(const struct api *a)
-{
-	const struct api_req *q;
-	size_t sum = 0;
-
-	for (q = a->requests; q; q = q->next)
-		if (q->route && q->route->handle == runs_create && q->state)
-			sum += ((const struct creation *)q->state)->large;
-	return sum;
-}
-
 /* On the worker's thread, because the loop would stand still for as long as it takes. */
 static void read_elsewhere(struct api_req *r, size_t size)
 {
 	struct creation *cr = r->state;
 	struct api *a = r->api;
 
-	if (large_bytes(a) + size <= a->large_max) {
+	if (creations_bytes(a) + size <= a->large_max) {
 		cr->item = (struct worker_item){ .weight = size, .run = read_there, .done = on_read };
-		cr->large = size;
+		creation_count(cr, size);
 		api_hold(r);
 		if (worker_post(a->worker, &cr->item))
 			return;

@@ -4,6 +4,7 @@ import concurrent.futures
 import json
 import os
 import pathlib
+import signal
 import statistics
 import threading
 import time
@@ -237,4 +238,39 @@ def test_too_many_large_bodies(cluster, bin_dir):
                 assert ("16 MiB together" in detail or "request bodies" in detail) and int(answer.headers["Retry-After"]) > 0
         assert grown < 400, f"{grown} MiB more, and 6 bodies have 33 MiB"
         assert one(99) == 201 and files_of(own, client.org)[0] == 1
+        node.close()
+
+
+def test_large_bodies_of_clients_that_left_count_until_they_are_freed(cluster, bin_dir):
+    """The database stands still behind a large create, and its client goes: what is in memory of it counts, until the answer is there."""
+    with control_rig.Control(cluster, bin_dir, http_body_budget_mib=32) as own:
+        node, client = PaperNode(own.conninfo), own.new_client()
+        first, second = (json.dumps(large(8)).encode() for _ in range(2))
+        head = f"POST /v1/runs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {client.key}\r\nContent-Type: application/json\r\nContent-Length: {len(first)}\r\n\r\n"
+
+        def too_many():
+            try:
+                answer = client.call("POST", "/v1/runs", data=second, headers={"Content-Type": "application/json"}, timeout=5)
+            except requests.Timeout:
+                return False    # taken, and waits for the database
+            return answer.status_code == 503 and "16 MiB together" in answer.text
+
+        def work_is_done():
+            before = cpu_seconds(own.process)[1]
+            time.sleep(0.3)     # a stretch in which nothing was done, not a wait for it
+            return cpu_seconds(own.process)[1] - before < 0.02
+
+        [(backend,)] = own.query("SELECT pid FROM pg_stat_activity WHERE application_name LIKE %s AND datname = current_database()", "%money%")
+        os.kill(backend, signal.SIGSTOP)
+        try:
+            with connect(own) as s:
+                s.sendall(head.encode() + first)
+                wait.until(too_many, 10, "the first to be counted")
+                wait.until(work_is_done, 10, "the first to be read")
+                descriptors = len(os.listdir(f"/proc/{own.process.pid}/fd"))
+            wait.until(lambda: len(os.listdir(f"/proc/{own.process.pid}/fd")) < descriptors, 10, "the connection to be gone")
+            assert too_many(), "what the client that left holds is forgotten"
+        finally:
+            os.kill(backend, signal.SIGCONT)
+        wait.until(lambda: not too_many(), 30, "room again")
         node.close()
