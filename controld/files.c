@@ -130,7 +130,8 @@ int file_mkdir(const char *path, struct err *e)
 	if (mkdir(path, 0700) == 0)
 		return 0;
 	if (errno == ENOENT && slash && slash != path && text_fmt(parent, sizeof(parent), "%.*s", (int)(slash - path), path)) {
-		if (mkdir(parent, 0755) != 0 && errno != EEXIST)
+		/* By chmod, whatever the umask is: others may keep their directories beside ours. */
+		if (mkdir(parent, 0755) == 0 ? chmod(parent, 0755) != 0 : errno != EEXIST)
 			return err_set_errno(e, "make the directory %s", parent);
 		if (mkdir(path, 0700) == 0)
 			return 0;

@@ -20,7 +20,8 @@ int files_mkdir(const char *path, mode_t mode, struct err *e)
 		return err_set(e, ERR_LIMIT, "path is too long: %s", path);
 	for (char *p = part + 1; (p = strchr(p, '/')) != NULL; p++) {
 		*p = '\0';
-		if (mkdir(part, 0755) != 0 && errno != EEXIST)
+		/* By chmod, whatever the umask is: controld, another user, may keep its own directory beside ours. */
+		if (mkdir(part, 0755) == 0 ? chmod(part, 0755) != 0 : errno != EEXIST)
 			return err_set_errno(e, "make directory %s", part);
 		*p = '/';
 	}

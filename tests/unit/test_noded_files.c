@@ -59,9 +59,53 @@ static void stores_in_order(void **state)
 	assert_int_equal(rmdir(dir), 0); /* no temporary file is left either */
 }
 
+static mode_t mode_of(const char *path)
+{
+	struct stat st;
+
+	assert_int_equal(stat(path, &st), 0);
+	return st.st_mode & 07777;
+}
+
+/* On a host without them, as keeper and with any other umask: what lies above is not ours alone. */
+static void makes_directories(void **state)
+{
+	const mode_t masks[] = { 077, 002, 0 };
+	char dir[] = "/tmp/eph-test-files-XXXXXX", above[64], path[128];
+	struct err e;
+
+	(void)state;
+	assert_non_null(mkdtemp(dir));
+	assert_true(text_fmt(above, sizeof(above), "%s/ephemeral", dir));
+	assert_true(text_fmt(path, sizeof(path), "%s/node", above));
+	for (size_t i = 0; i < sizeof(masks) / sizeof(masks[0]); i++) {
+		mode_t before = umask(masks[i]);
+
+		assert_ok(files_mkdir(path, 0700, &e));
+		assert_ok(files_mkdir(path, 0700, &e));
+		umask(before);
+		assert_int_equal(mode_of(above), 0755);
+		assert_int_equal(mode_of(path), 0700);
+		assert_int_equal(rmdir(path), 0);
+		assert_int_equal(rmdir(above), 0);
+	}
+	/* As systemd makes it (RuntimeDirectory=), and as nobody should. */
+	assert_int_equal(mkdir(above, 0755), 0);
+	assert_int_equal(chmod(above, 0755), 0);
+	assert_ok(files_mkdir(above, 0700, &e));
+	assert_int_equal(chmod(above, 0775), 0);
+	assert_int_equal(files_mkdir(above, 0700, &e), -1);
+	assert_non_null(strstr(e.text, "chmod go-w"));
+	assert_int_equal(rmdir(above), 0);
+	assert_int_equal(rmdir(dir), 0);
+}
+
 int main(void)
 {
-	const struct CMUnitTest tests[] = { cmocka_unit_test(stores_in_order) };
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(stores_in_order),
+		cmocka_unit_test(makes_directories),
+	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
