@@ -24,9 +24,9 @@ void cgroup_kill(const struct cgroup *g);
 bool cgroup_populated(const struct cgroup *g);
 /* Removes the group (it must be empty) and closes its descriptors. */
 void cgroup_close(struct cgroup *g);
-/* How many processes the memory limit of the worker group has ended so far. */
 /* The machine as a whole has hardly any memory left, whoever has it. */
 bool cgroup_machine_short(void);
+/* How many processes the memory limit of the worker group has ended so far. */
 long cgroup_oom_kills(void);
 /* The memory limit of the worker group in MiB. */
 long cgroup_memory_mib(void);
