@@ -98,8 +98,8 @@ static void test_forms(void **state)
 static void test_one_line_of_text(void **state)
 {
 	static const char *const evil[] = { "a\r\nb", "\x80\xff\xc3",
-		"\xc2\x9b"
-		"31m",
+		("\xc2\x9b"
+		 "31m"),
 		"\xe2\x80\xae", "\xe2\x80\xa8", "\xed\xa0\x80", "\xf4\x90\x80\x80", "\x7f" };
 
 	(void)state;
