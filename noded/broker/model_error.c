@@ -1,4 +1,4 @@
-/* Readers of a provider's refusals (model_error.h). Called by model.c on the broker's thread; owns nothing. */
+/* Readers of a provider's refusals (model_error.h). Called by the model's files on the broker's thread; owns nothing. */
 #include "model_error.h"
 
 #include "model_request.h"
