@@ -1,6 +1,6 @@
 /*
- * Reading a POST /v1/runs: body to request, echo and hashes; and the list of large ones. Called by runs.c; creation_read runs on any
- * thread, all else on the loop. Does not block.
+ * Reading a POST /v1/runs: body to request, echo and hashes; and the list of large ones. Called by runs.c; creation_read runs on
+ * any thread, all else on the loop. Does not block.
  */
 #include "create.h"
 
