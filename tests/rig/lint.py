@@ -181,7 +181,20 @@ def check_sleeps(top, build):
     return found
 
 
+def check_named_tests(top, build):
+    """tests/README.md lists what is attacked by which test: each that it names must be there."""
+    found, text = [], {}
+    for name in tracked(top):
+        if name.startswith("tests/") and name.endswith((".py", ".c")):
+            text.setdefault(name.rsplit("/", 1)[-1].rsplit(".", 1)[0], []).append((top / name).read_text())
+    named = re.findall(r"`(\w+)::(\w+)`", (top / "tests" / "README.md").read_text())
+    for stem, test in named:
+        if not any(re.search(rf"^(def|static void) {test}\(", source, re.M) for source in text.get(stem, [])):
+            found.append(f"tests/README.md: there is no test {stem}::{test}")
+    return found if named else ["tests/README.md: it names no test as `file::test`"]
+
+
 CHECKS = [("format", check_format), ("clang_tidy", check_tidy), ("unsafe_calls", check_calls), ("file_sizes", check_sizes), ("layout", check_layout),
-          ("layers", check_layers), ("words", check_words), ("sleeps", check_sleeps),
+          ("layers", check_layers), ("words", check_words), ("sleeps", check_sleeps), ("named_tests", check_named_tests),
           ("cppcheck", check_cppcheck)]
 SLOW_CHECKS = [("clang_analyzer", check_analyzer), ("gcc_analyzer", check_gcc_analyzer)]
