@@ -460,12 +460,9 @@ BEGIN
 	DELETE FROM binaries WHERE seen_at_ms < v_now - 600000;
 	DELETE FROM late_reports WHERE run_id IN (SELECT run_id FROM late_reports WHERE first_at_ms < v_now - 365 * 86400000::bigint ORDER BY first_at_ms LIMIT p_limit);
 	GET DIAGNOSTICS v_n = ROW_COUNT; v_sum := v_sum + v_n;
-	-- A file that no create of the last day named, or only one that was refused an hour ago; and no run that is live: it may wait for
-	-- its host for as long as that.
-	FOR f IN SELECT c.org_id, c.sha256 FROM chunk_files c WHERE c.used_at_ms < v_now - 86400000 AND c.org_id <> ''
-		AND NOT EXISTS (SELECT 1 FROM run_live l JOIN run_files r ON r.run_id = l.run_id WHERE l.org_id = c.org_id AND r.sha256 = c.sha256)
-		ORDER BY c.used_at_ms LIMIT 20 FOR UPDATE SKIP LOCKED
-	LOOP
+	-- A file that no create of the last 25 hours named: a run waits for its host for a day at most. (run_create.c dates what only refused
+	-- creates named.)
+	FOR f IN SELECT org_id, sha256 FROM chunk_files WHERE used_at_ms < v_now - 90000000 AND org_id <> '' ORDER BY used_at_ms LIMIT 20 FOR UPDATE SKIP LOCKED LOOP
 		DELETE FROM chunks WHERE org_id = f.org_id AND sha256 = f.sha256;
 		DELETE FROM chunk_files WHERE org_id = f.org_id AND sha256 = f.sha256;
 		v_sum := v_sum + 1;

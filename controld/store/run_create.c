@@ -107,23 +107,30 @@ static void put_back(struct store *s, struct create *c)
 }
 
 /*
- * The files of a create that was refused after they were stored (store_run_judge had said yes a moment before): they go in an hour
- * instead of a day. Not at once, because another create may just have found them there, and its run may be queued for a while.
+ * The files of a create that was refused after they were stored (store_run_judge had said yes a moment before): they go an hour
+ * after every run could have left the queue that found them there before this, and not later.
  */
+#define FILES_KEPT_MS INT64_C(90000000) /* after the last create that named them: eph_sweep_expire */
+#define FILES_UNWANTED_MS INT64_C(3600000)
+
 static const struct pg_stmt stmt_unwanted = {
 	.name = "file_unwanted",
-	.sql = "UPDATE chunk_files SET used_at_ms = least(used_at_ms, eph_now_ms() - 82800000) WHERE org_id = $1 AND sha256 = $2",
-	.nparams = 2,
+	.sql = "UPDATE chunk_files SET used_at_ms = least(used_at_ms, eph_now_ms() - $3::bigint) WHERE org_id = $1 AND sha256 = $2",
+	.nparams = 3,
 };
 
 static void files_unwanted(struct create *c)
 {
+	const int64_t wait_ms = c->s->opt.queue_timeout_ms + FILES_UNWANTED_MS;
+	const int64_t earlier = wait_ms < FILES_KEPT_MS ? FILES_KEPT_MS - wait_ms : 0;
+
 	for (size_t i = 0; c->files && i < c->file_count; i++) {
 		struct params p = { .n = 0 };
 		struct err e;
 
 		params_text(&p, c->org_id);
 		params_bytes(&p, c->files[i].sha256, SHA256_LEN);
+		params_i64(&p, earlier);
 		if (!c->s->money || pgev_exec(c->s->money, &stmt_unwanted, p.p, NULL, NULL, &e) != 0)
 			return;
 	}

@@ -120,7 +120,7 @@ def test_refused_creates_leave_nothing(cluster, bin_dir):
 
 
 def test_one_wallet_many_creates_with_files(control, paper):
-    """100 at once, money for 10: 10 runs, the others 402; what lost a race after its files were stored goes within an hour, not a day."""
+    """100 at once, money for 10: 10 runs, the others 402; what lost a race after its files were stored goes an hour after the queue's time, not after a day."""
     owner = control.new_client(credit=10 * 50000)
 
     def one(i):
@@ -136,6 +136,18 @@ def test_one_wallet_many_creates_with_files(control, paper):
     assert all(leaves != named for leaves, named in kept), "files of refused creates stay for a day, or those of runs do not"
     for run in owner.get("/v1/runs?limit=100")["data"]:
         owner.cancel(run["id"])
+
+
+def test_refused_creates_do_not_take_files_from_queued_runs(cluster, bin_dir):
+    """As above, all with the same file, and runs that may wait for a day: however many are refused, the file stays until those have started."""
+    with control_rig.Control(cluster, bin_dir, queue_timeout_seconds=86400) as own:
+        node, owner = PaperNode(own.conninfo), own.new_client(credit=10 * 50000)
+        body = {"prompt": "x", "max_cost_micros": 50000, "files": [{"path": "a", "content": "same" * 1000}]}
+        with concurrent.futures.ThreadPoolExecutor(32) as pool:
+            answers = list(pool.map(lambda _: create(owner, body).status_code, range(100)))
+        assert answers.count(201) == 10 and answers.count(402) == 90, answers
+        assert own.query("SELECT used_at_ms + 90000000 > eph_now_ms() + 86400000 FROM chunk_files WHERE org_id = %s", owner.org) == [(True,)]
+        node.close()
 
 
 # --- large bodies ----------------------------------------------------------------------------------------------------------------------------
