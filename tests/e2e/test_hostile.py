@@ -144,6 +144,26 @@ def test_replies_that_confuse(busy):
     assert "café 😀" in run["output"]
 
 
+def create_at_once(urls, key, caps):
+    """Creates a run with each of these caps, 20 clients at once, in turn on each controld; returns [(status, body, cap)]."""
+    answers, lock = [], threading.Lock()
+
+    def post(number):
+        one = control_rig.client_rig.Client(urls[number % len(urls)], key)
+        for cap in caps[number::20]:
+            answer = one.call("POST", "/v1/runs", json={"prompt": turns(say("x")), "max_cost_micros": cap})
+            with lock:
+                answers.append((answer.status_code, answer.json(), cap))
+    threads = [threading.Thread(target=post, args=(n,)) for n in range(20)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(120)
+    assert len(answers) == len(caps)
+    assert all(body["type"].endswith("insufficient-balance") for status, body, _ in answers if status == 402)
+    return answers
+
+
 def test_a_wallet_for_ten(busy, cluster, bin_dir):
     """A hundred creates at once against credit for ten, on two controlds of one database: ten of one size, then a mix of sizes."""
     control = busy.control
