@@ -147,9 +147,10 @@ static int scan_outside(struct scan *t, const char *s, size_t n, size_t *i, stru
 		t->over = t->depth == 0;
 		break;
 	default:
-		/* Anything else that begins with neither a digit nor a letter yajl refuses, in its own words. */
-		if (t->depth > 0 || !strchr("-0123456789tfn", s[at]))
+		if (t->depth > 0)
 			break;
+		if (s[at] == '/')
+			return err_set(e, ERR_INVALID, "byte %zu: JSON has no comments", at);
 		while (at + len < n && !is_white(s[at + len]) && !strchr("\"{}[],:", s[at + len]))
 			len++;
 		if (!is_word(s + at, len) && !is_number(s + at, len))

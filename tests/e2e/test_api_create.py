@@ -267,10 +267,12 @@ def test_large_bodies_of_clients_that_left_count_until_they_are_freed(cluster, b
                 return False    # taken, and waits for the database
             return answer.status_code == 503 and "16 MiB together" in answer.text
 
+        spent = [-1.0]
+
         def work_is_done():
-            before = cpu_seconds(own.process)[1]
-            time.sleep(0.3)     # a stretch in which nothing was done, not a wait for it
-            return cpu_seconds(own.process)[1] - before < 0.02
+            """Nothing was done since the look before."""
+            spent.append(cpu_seconds(own.process)[1])
+            return spent[-1] - spent[-2] < 0.02
 
         [(backend,)] = own.query("SELECT pid FROM pg_stat_activity WHERE application_name LIKE %s AND datname = current_database()", "%money%")
         os.kill(backend, signal.SIGSTOP)
@@ -278,7 +280,7 @@ def test_large_bodies_of_clients_that_left_count_until_they_are_freed(cluster, b
             with connect(own) as s:
                 s.sendall(head.encode() + first)
                 wait.until(too_many, 10, "the first to be counted")
-                wait.until(work_is_done, 10, "the first to be read")
+                wait.until(work_is_done, 10, "the first to be read", every=0.3)
                 descriptors = len(os.listdir(f"/proc/{own.process.pid}/fd"))
             wait.until(lambda: len(os.listdir(f"/proc/{own.process.pid}/fd")) < descriptors, 10, "the connection to be gone")
             assert too_many(), "what the client that left holds is forgotten"

@@ -25,6 +25,7 @@ MASKS = [(re.compile(pattern), mask) for pattern, mask in (
     (r"^ +\d+\.\d\d  ", "   T.TT  "),
     (r"(\"(?:t|boot_ms|lifetime_ms|gone_ms|compute_ms)\": ?)[\d.]+", r"\1N"),
     (r"\b\d+\.\d+ s\b", "N s"),
+    (r" after \d+ ms\b", " after N ms"),
     (r"\"next_cursor\":\"[^\"]+\"", '"next_cursor":"CURSOR"'),
     (r"--cursor \S+", "--cursor CURSOR"),
     (r"[ \t]+$", ""),

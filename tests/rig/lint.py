@@ -181,6 +181,15 @@ def check_sleeps(top, build):
     return found
 
 
+def check_python(top, build):
+    """Names that no line defines, which Python finds only when it comes there. (What pyflakes says of fixtures is not meant.)"""
+    files = [name for name in tracked(top) if name.endswith(".py")] + ["tests/bench/run"]
+    out = subprocess.run(["/usr/bin/python3", "-m", "pyflakes", *files], cwd=top, capture_output=True, text=True, check=False)
+    if out.returncode not in (0, 1) or "No module" in out.stderr:
+        return ["pyflakes did not run: " + out.stderr.strip()[-300:]]
+    return [line for line in out.stdout.splitlines() if "undefined name" in line and "unable to detect" not in line or "syntax" in line.lower()]
+
+
 def check_named_tests(top, build):
     """tests/README.md lists what is attacked by which test: each that it names must be there."""
     found, text = [], {}
@@ -196,5 +205,6 @@ def check_named_tests(top, build):
 
 CHECKS = [("format", check_format), ("clang_tidy", check_tidy), ("unsafe_calls", check_calls), ("file_sizes", check_sizes), ("layout", check_layout),
           ("layers", check_layers), ("words", check_words), ("sleeps", check_sleeps), ("named_tests", check_named_tests),
+          ("python_names", check_python),
           ("cppcheck", check_cppcheck)]
 SLOW_CHECKS = [("clang_analyzer", check_analyzer), ("gcc_analyzer", check_gcc_analyzer)]
