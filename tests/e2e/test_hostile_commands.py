@@ -38,8 +38,8 @@ def written(events, stream, call_id):
     return b"".join(base64.b64decode(part["base64"]) if "base64" in part else part["text"].encode() for part in parts)
 
 
-def commands(*list_of_commands):
-    return turns(*(shell(command, timeout_seconds=8) for command in list_of_commands), shell("echo still here"), say("end: {{tool:%d}}" % (len(list_of_commands) + 1)))
+def commands(*list_of_commands, seconds=8):
+    return turns(*(shell(command, timeout_seconds=seconds) for command in list_of_commands), shell("echo still here"), say("end: {{tool:%d}}" % (len(list_of_commands) + 1)))
 
 
 VSOCK = ("import socket\nfor cid in (0, 1, 2, 3):\n try:\n  s = socket.socket(40, socket.SOCK_STREAM); s.settimeout(1); s.connect((cid, 1024)); print('OPEN')\n"
@@ -58,13 +58,14 @@ RUNS = {
                 f"python3 -c \"{VSOCK}\"", "unshare -Ur id; mount -t tmpfs x /mnt; echo b > /proc/sysrq-trigger; kill -9 1; echo tried", "exec 3<>/dev/tcp/10.0.2.2/53; echo net $?",
                 "python3 a/reach.py", "python3 a/secrets.py"],
 }
+SECONDS = {"memory": 80, "output": 80}    # their commands come to an end of their own, on a busy machine as well
 
 
 @pytest.mark.guest
 def test_hostile_commands(node):
     client = node.client()
     before, boot_id = fresh(client)
-    made = {name: client.create(prompt=commands(*lines), timeout_seconds=110, max_cost_micros=5_000_000, files=FILES)["id"] for name, lines in RUNS.items()}
+    made = {name: client.create(prompt=commands(*lines, seconds=SECONDS.get(name, 8)), timeout_seconds=200, max_cost_micros=5_000_000, files=FILES)["id"] for name, lines in RUNS.items()}
     found = {}
     for name, run_id in made.items():
         run, events = client.settled(run_id, 260), client.events(run_id)
@@ -79,7 +80,7 @@ def test_hostile_commands(node):
     exits = {name: [e["data"] for e in events if e["type"] == "shell.exited"] for name, events in found.items()}
     assert "after" in text["fork"] and exits["fork"][2]["timed_out"]
     assert "wrote 1" in text["full"]
-    assert "hog 137" in text["memory"] and "tail 137" in text["memory"]
+    assert "hog 137" in text["memory"] and "tail 137" in text["memory"], exits["memory"]
     shown = sum(len(written(found["output"], stream, exits["output"][0]["call_id"])) for stream in ("stdout", "stderr"))
     assert shown + exits["output"][0]["cut_bytes"] == 100_000_000 and exits["output"][0]["exit_code"] == 0
     assert tuple(written(found["output"], stream, exits["output"][2]["call_id"]) for stream in ("stdout", "stderr")) == both_streams()
