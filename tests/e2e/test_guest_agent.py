@@ -7,7 +7,7 @@ import time
 import pytest
 from fixtures import count
 from guest_host import (SETUP_END, SHELL_EXITED, SHELL_OUTPUT, SHELL_STARTED, STOP, TOOL_CALLED, Guest, GuestError,
-                        encode_reply)
+                        encode_reply, run, shell, tool)
 
 
 
@@ -33,20 +33,6 @@ def worker(image):
     with Guest(image) as guest:
         guest.start()
         yield guest
-
-
-def shell(command, **more):
-    return "shell", json.dumps({"command": command, **more})
-
-
-def tool(name, **arguments):
-    return name, json.dumps(arguments)
-
-
-def run(guest, command, **more):
-    """(result for the model, what shell.exited said)"""
-    result = guest.run_tools(shell(command, **more))[0]
-    return result, [e for e in guest.events if e.kind == SHELL_EXITED][-1]
 
 
 # --- setup

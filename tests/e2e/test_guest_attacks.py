@@ -1,13 +1,12 @@
 """Commands that attack the machine they run in, against guest-agent alone in one booted guest: whatever a command does, the agent answers,
 the command ends in its time, and the next command finds a machine as good as before. test_hostile_commands.py does it through the service."""
-import json
 import re
 import time
 
 import pytest
 from attacks import FILES, both_streams
 from fixtures import count
-from guest_host import SHELL_EXITED, SHELL_OUTPUT, SHELL_STARTED, Guest
+from guest_host import SHELL_EXITED, SHELL_OUTPUT, Guest, run, shell, tool
 
 
 @pytest.fixture(scope="module")
@@ -17,20 +16,6 @@ def worker(image):
     with Guest(image, deadline=280.0) as guest:
         guest.start(files=FILES)
         yield guest
-
-
-def shell(command, **more):
-    return "shell", json.dumps({"command": command, **more})
-
-
-def tool(name, **arguments):
-    return name, json.dumps(arguments)
-
-
-def run(guest, command, **more):
-    """(result for the model, what shell.exited said)"""
-    result = guest.run_tools(shell(command, **more))[0]
-    return result, [e for e in guest.events if e.kind == SHELL_EXITED][-1]
 
 
 def streams(guest):

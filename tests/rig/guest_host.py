@@ -10,6 +10,7 @@ agent asked, put on the timeline and answered. Runs in the test's process; every
 import argparse
 import collections
 import ctypes
+import json
 import mmap
 import os
 import select
@@ -346,8 +347,22 @@ class Guest:
         return b"".join(e.text for e in self.events if e.kind == SHELL_OUTPUT and e.call_id == call_id)
 
 
+def shell(command, **more):
+    """A call of the shell tool as Guest.run_tools takes it."""
+    return "shell", json.dumps({"command": command, **more})
+
+
+def tool(name, **arguments):
+    return name, json.dumps(arguments)
+
+
+def run(guest, command, **more):
+    """(result for the model, what shell.exited said)"""
+    result = guest.run_tools(shell(command, **more))[0]
+    return result, [e for e in guest.events if e.kind == SHELL_EXITED][-1]
+
+
 def main():
-    import json
     parser = argparse.ArgumentParser(description="Boot a guest and run commands in it as its model would.")
     parser.add_argument("--image", required=True, help="directory that deploy/guest-image/pack wrote")
     parser.add_argument("--memory", type=int, default=512)

@@ -7,6 +7,7 @@
 #include "noded/broker/meter.h"
 
 #include "common/text.h"
+#include "dice.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -228,15 +229,6 @@ static void test_open_hold_at_the_end(void **state)
 
 /* --- the property ------------------------------------------------------------------------------------------------------------ */
 
-static uint64_t rng_state;
-static uint64_t rng(void)
-{
-	rng_state ^= rng_state << 13;
-	rng_state ^= rng_state >> 7;
-	rng_state ^= rng_state << 17;
-	return rng_state;
-}
-
 static int64_t upto(int64_t n)
 {
 	return n <= 0 ? 0 : (int64_t)(rng() % ((uint64_t)n + 1));
@@ -349,7 +341,7 @@ static void test_cap_holds(void **state)
 {
 	(void)state;
 	for (uint64_t seed = 1; seed <= 20000; seed++) {
-		rng_state = seed * UINT64_C(0x9e3779b97f4a7c15) | 1;
+		rng_seed(seed);
 		one_run();
 	}
 }

@@ -9,20 +9,11 @@
 #include "model_rig.h"
 
 #include "common/clock.h"
+#include "dice.h"
 #include "loop.h"
 
 #define RUNS 1000
 #define CALLS_MAX 12
-
-static uint64_t rng_state;
-
-static uint64_t rng(void)
-{
-	rng_state ^= rng_state << 13;
-	rng_state ^= rng_state >> 7;
-	rng_state ^= rng_state << 17;
-	return rng_state;
-}
 
 static int64_t between(int64_t low, int64_t high)
 {
@@ -122,7 +113,7 @@ static void set_up(struct play *p, uint64_t seed)
 	struct model_spec *spec = &r->a.model;
 	int64_t one, tpb = between(250, 1500);
 
-	rng_state = seed * UINT64_C(0x9e3779b97f4a7c15) | 1;
+	rng_seed(seed);
 	memset(p, 0, sizeof(*p));
 	rig_init(r);
 	r->price = (struct price){ .run_fee = between(0, 500),
