@@ -182,13 +182,12 @@ bool chunker_ready(const struct chunker *c)
 
 int64_t pace_due(struct pace *p, int64_t now_ms)
 {
-	int64_t back = (now_ms - p->refilled_ms) / PACE_REFILL_MS;
+	int64_t back = (now_ms - p->refilled_ms) / PACE_REFILL_MS, gap = p->last_ms + PACE_GAP_MS, refill;
 
 	p->used = back < p->used ? p->used - back : 0;
 	p->refilled_ms = p->used > 0 ? p->refilled_ms + back * PACE_REFILL_MS : now_ms;
-	if (p->used >= PACE_BURST)
-		return p->refilled_ms + PACE_REFILL_MS;
-	return p->last_ms + PACE_GAP_MS;
+	refill = p->used >= PACE_BURST ? p->refilled_ms + PACE_REFILL_MS : gap;
+	return refill > gap ? refill : gap;
 }
 
 void pace_take(struct pace *p, int64_t now_ms)

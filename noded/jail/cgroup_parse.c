@@ -47,7 +47,12 @@ bool cgroup_parse_self(const char *text, const char *controller, char *out, size
 	return false;
 }
 
-/* Undoes mountinfo's \040 escapes. */
+static bool is_octal(char c)
+{
+	return c >= '0' && c <= '7';
+}
+
+/* Undoes mountinfo's \040 escapes. False when it does not fit into size; with out NULL it only looks whether it would. */
 static bool unescape(const char *s, size_t n, char *out, size_t size)
 {
 	size_t len = 0;
@@ -55,15 +60,18 @@ static bool unescape(const char *s, size_t n, char *out, size_t size)
 	for (size_t i = 0; i < n; i++) {
 		char c = s[i];
 
-		if (c == '\\' && n - i >= 4 && s[i + 1] >= '0' && s[i + 1] <= '3') {
+		if (c == '\\' && n - i >= 4 && s[i + 1] >= '0' && s[i + 1] <= '3' && is_octal(s[i + 2]) && is_octal(s[i + 3])) {
 			c = (char)((s[i + 1] - '0') * 64 + (s[i + 2] - '0') * 8 + (s[i + 3] - '0'));
 			i += 3;
 		}
 		if (len + 1 >= size)
 			return false;
-		out[len++] = c;
+		if (out)
+			out[len] = c;
+		len++;
 	}
-	out[len] = '\0';
+	if (out)
+		out[len] = '\0';
 	return true;
 }
 
@@ -112,8 +120,9 @@ bool cgroup_parse_mount(const char *text, const char *controller, char *point, c
 								!has_word(field[dash + 3], len[dash + 3], controller)
 				: !field_is(field[dash + 1], len[dash + 1], "cgroup2"))
 			continue;
-		if (unescape(field[4], len[4], point, size) && unescape(field[3], len[3], root, size))
-			found = true;
+		/* Both or neither: a line that does not fit leaves what an earlier one said. */
+		if (unescape(field[4], len[4], NULL, size) && unescape(field[3], len[3], NULL, size))
+			found = unescape(field[4], len[4], point, size) && unescape(field[3], len[3], root, size);
 	}
 	return found;
 }

@@ -213,6 +213,9 @@ static void pace_bounds_the_number(void **state)
 		pace_take(&p, now);
 	}
 	assert_int_equal(late, 0);
+	/* A bucket that is full keeps the gap as well. */
+	p = (struct pace){ .used = PACE_BURST, .refilled_ms = 1000, .last_ms = 1000 + PACE_REFILL_MS - 1 };
+	assert_int_equal(pace_due(&p, 1000 + PACE_REFILL_MS - 1), p.last_ms + PACE_GAP_MS);
 }
 
 int main(void)

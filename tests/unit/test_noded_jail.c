@@ -48,6 +48,14 @@ static void cgroup_mounts(void **state)
 	assert_string_equal(point, "/sys/fs/cgroup/with space");
 	assert_false(cgroup_parse_mount(hybrid_mounts, "cpuset", point, root, sizeof(point)));
 	assert_false(cgroup_parse_mount("1 2 3\n\n - cgroup2\n", "", point, root, sizeof(point)));
+	/* A line that does not fit leaves both as the one before it said; what is no octal escape stays as it is. */
+	assert_true(cgroup_parse_mount("1 2 0:3 /r /p rw - cgroup2 cgroup2 rw\n"
+				       "1 2 0:3 /rrrrrrrrrrrrrrrr /q rw - cgroup2 cgroup2 rw\n",
+			"", point, root, 8));
+	assert_string_equal(point, "/p");
+	assert_string_equal(root, "/r");
+	assert_true(cgroup_parse_mount("1 2 0:3 / /\\0zz rw - cgroup2 cgroup2 rw\n", "", point, root, sizeof(point)));
+	assert_string_equal(point, "/\\0zz");
 }
 
 static void cgroup_joined(void **state)
