@@ -8,6 +8,9 @@ from attacks import FILES, both_streams
 from fixtures import count
 from guest_host import SHELL_EXITED, SHELL_OUTPUT, Guest, run, shell, tool
 
+# One guest, in this order: what an attack left is taken away by a later test, in the same machine.
+pytestmark = pytest.mark.xdist_group("guest_attacks")
+
 
 @pytest.fixture(scope="module")
 def worker(image):
