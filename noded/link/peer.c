@@ -26,6 +26,7 @@
 #define CHALLENGE_TIMEOUT_MS 5000
 #define CHALLENGE_PAUSE_MS 500 /* after a challenge that was not answered */
 #define DIALER_DEAD_MS 30000   /* no pipe for this long: the dialer may have stopped for good */
+#define PIPE_DEAD_PART 8       /* a pipe that does not answer for this part of the lease: its end may never have been told */
 #define CLOSING_MAX 64         /* sockets that hang in nng_close */
 #define REPLACED_MAX 2000      /* a day of an unreachable controld; some 10 KiB each */
 #define TICK_MS 250
@@ -88,6 +89,7 @@ struct peers {
 	uint32_t closing;  /* sockets whose nng_close has not returned */
 	uint32_t replaced; /* sockets given up so far: their memory is left behind */
 	uint64_t next_request_id;
+	int64_t pipe_dead_ms; /* see PIPE_DEAD_PART */
 };
 
 /* --- nng threads: only these two functions ----------------------------------------------------------------------------------- */
@@ -307,6 +309,11 @@ static bool slot_send(struct slot *s, uint8_t type, const void *body, size_t n, 
 	return true;
 }
 
+void peers_lease(struct peers *p, uint32_t lease_ms)
+{
+	p->pipe_dead_ms = lease_ms / PIPE_DEAD_PART < DIALER_DEAD_MS ? lease_ms / PIPE_DEAD_PART : DIALER_DEAD_MS;
+}
+
 uint32_t peers_free_slots(const struct peers *p)
 {
 	const struct peer *peer = active(p);
@@ -462,13 +469,17 @@ static void on_item(void *arg, struct inbox_item *link)
 	}
 }
 
-/* A dialer of nng 1.5.2 can stop for good; and a controld that takes connections without answering is no better. */
+/*
+ * A dialer of nng 1.5.2 can stop for good; the end of a connection was seen not to be told (a controld that dies within
+ * milliseconds of the handshake); and a controld that takes connections without answering is no better.
+ */
 static void watch(struct peers *p, size_t i)
 {
 	struct peer *peer = p->peers[i], *fresh;
+	int64_t patience = peer->state == PEER_CONNECTED ? p->pipe_dead_ms : DIALER_DEAD_MS;
 	struct err e;
 
-	if (peer->state == PEER_READY || clock_boot_ms() - peer->unready_since_ms < DIALER_DEAD_MS)
+	if (peer->state == PEER_READY || clock_boot_ms() - peer->unready_since_ms < patience)
 		return;
 	peer->unready_since_ms = clock_boot_ms(); /* also when the new one cannot be made: then it is tried again later */
 	if (peer_new(p, peer->address, &fresh, &e) < 0) {
@@ -526,6 +537,7 @@ int peers_new(const struct peers_options *opt, peer_answer answer, struct peers 
 	if (p == NULL)
 		return err_set(e, ERR_NOMEM, "no memory for the link");
 	/* On a failure below the process ends: nng's threads may hold p already, so it is not freed. */
+	p->pipe_dead_ms = DIALER_DEAD_MS;
 	p->opt = *opt;
 	p->answer = answer;
 	if (inbox_new(opt->base, on_item, p, &p->inbox, e) < 0)

@@ -40,6 +40,8 @@ typedef void (*peer_answer)(void *arg, void *user, const struct link_reply *repl
 int peers_new(const struct peers_options *opt, peer_answer answer, struct peers **out, struct err *e) EPH_MUST_CHECK;
 /* The challenge of the active controld's pipe; false while there is none. */
 bool peers_challenge(const struct peers *p, uint8_t out[32]);
+/* How long the node's lease is: a connection that does not answer is made anew in time to renew it. */
+void peers_lease(struct peers *p, uint32_t lease_ms);
 /* Slots that could be used right now at the active controld. */
 uint32_t peers_free_slots(const struct peers *p);
 /* Signs and sends to the active controld. False: not now (no connection, no slot, too long). user comes back with the answer.

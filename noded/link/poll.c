@@ -208,8 +208,10 @@ static void take_next(struct link *l, const struct asked *a, const struct link_r
 	}
 	l->poll_failures = 0;
 	l->leased = l->leased || m.lease_ms > 0;
-	if (m.lease_ms > 0)
+	if (m.lease_ms > 0) {
 		l->lease_ms = m.lease_ms;
+		peers_lease(l->peers, m.lease_ms);
+	}
 	take_lease(l, a->sent_boot_ns, m.lease_ms);
 	for (uint32_t i = 0; i < m.command_count; i++)
 		take_command(l, &m.commands[i]);

@@ -1,12 +1,13 @@
 """The network between a host and its controlds: plain TCP pumps that a test can cut, either by resetting every connection and refusing new
-ones, or in silence: connections stay up and nothing passes, as behind a dead router. What TCP had not delivered comes when it is mended."""
+ones, or in silence: connections stay up and nothing passes, as behind a dead router. What TCP had not delivered comes when it is mended.
+Or stuck: the connections that are there never say a word again, new ones are fine."""
 import socket
 import struct
 import threading
 
 import wait
 
-RESET, SILENT = "reset", "silent"
+RESET, SILENT, STUCK = "reset", "silent", "stuck"
 
 
 class Proxy:
@@ -20,6 +21,7 @@ class Proxy:
         self.lock = threading.Lock()
         self.flowing = threading.Event()
         self.flowing.set()
+        self.stuck = []
         self.listener = self._listen(0)
         self.address = "127.0.0.1:%d" % self.listener.getsockname()[1]
 
@@ -47,7 +49,7 @@ class Proxy:
             return
         with self.lock:
             self.pairs.add((near, far))
-        pumps = [threading.Thread(target=self._pump, args=pair, daemon=True) for pair in ((near, far), (far, near))]
+        pumps = [threading.Thread(target=self._pump, args=(*pair, self.flowing), daemon=True) for pair in ((near, far), (far, near))]
         for pump in pumps:
             pump.start()
         for pump in pumps:
@@ -57,10 +59,10 @@ class Proxy:
         near.close()
         far.close()
 
-    def _pump(self, source, sink):
+    def _pump(self, source, sink, flowing):
         try:
             while data := source.recv(65536):
-                self.flowing.wait()
+                flowing.wait()
                 sink.sendall(data)
             sink.shutdown(socket.SHUT_WR)
         except OSError:
@@ -80,6 +82,12 @@ class Proxy:
         if mode == SILENT:
             self.flowing.clear()
             return
+        if mode == STUCK:
+            self.stuck.append(self.flowing)
+            self.flowing.clear()
+            self.flowing = threading.Event()
+            self.flowing.set()
+            return
         self.listener.shutdown(socket.SHUT_RDWR)
         self.listener.close()
         with self.lock:
@@ -95,7 +103,8 @@ class Proxy:
         self.flowing.set()
 
     def close(self):
-        self.flowing.set()
+        for flowing in (self.flowing, *self.stuck):
+            flowing.set()
         for s in [self.listener, *(s for pair in list(self.pairs) for s in pair)]:
             try:
                 s.shutdown(socket.SHUT_RDWR)

@@ -59,7 +59,11 @@ class Client:
         def ended():
             run = self.get(f"/v1/runs/{run_id}/wait?timeout_seconds=20")
             return run if run["status"] in ENDS and run["cost_final"] else None
-        return wait.until(ended, seconds, f"the settled end of {run_id}")
+        try:
+            return wait.until(ended, seconds, f"the settled end of {run_id}")
+        except AssertionError as error:
+            last = [(event["t"], event["type"], event["data"]) for event in self.events(run_id)[-5:]]
+            raise AssertionError(f"{error}; it is {self.read(run_id)['status']}, and its last events are {last}") from error
 
     def events(self, run_id, after=0):
         """All events as parsed objects, through as many pages as it takes."""

@@ -254,7 +254,7 @@ KINDS = {
     "unit": (kind_unit, True, "pure logic, cmocka under ASan and UBSan"),
     "fuzz": (kind_fuzz, True, "libFuzzer on every reader of foreign bytes, 15 s each (--minutes N for long)"),
     "e2e": (kind_e2e, True, "the whole system with booted guests"),
-    "fault": (kind_fault, True, "six cells of kill"),
+    "fault": (kind_fault, True, "seven cells of kill"),
     "mutate": (kind_mutate, True, "seeded faults that tests must find: all by name, three in the default run"),
     "deploy": (kind_deploy, True, "deploy/quickstart on a copy of the tree"),
     "analyze": (kind_analyze, False, "the path analyzers of clang and gcc over every file"),
