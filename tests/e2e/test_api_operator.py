@@ -1,25 +1,12 @@
 """What an operator changes while runs are there: an organization set from the command line, disabled with runs queued, hosts hidden."""
-import os
 import subprocess
 
-import pytest
 import wait
-from api_rig import client, control, paper, problem  # noqa: F401
+from api_rig import admin_cli, client, control, paper, problem  # noqa: F401
 from client import check_chain, check_timeline
 from paper_node import PaperNode
 
 import control as control_rig
-
-
-@pytest.fixture
-def admin_cli(control, bin_dir, tmp_path):
-    def run(*words, expect=0):
-        done = subprocess.run([f"{bin_dir}/ephemeral", "admin", *words], capture_output=True, text=True, timeout=60, check=False,
-                              env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "EPHEMERAL_OPERATOR_URL": control.operator_url,
-                                   "EPHEMERAL_OPERATOR_KEY": control.operator_key})
-        assert done.returncode == expect, (words, done.stdout, done.stderr)
-        return done.stdout + done.stderr
-    return run
 
 
 def test_org_set(control, admin_cli):

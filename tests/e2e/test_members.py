@@ -1,8 +1,6 @@
 """Members of an organization: who makes them, what their keys may do, what goes with them. Against a real controld, without a guest."""
-import os
-import subprocess
 
-from api_rig import client, control, paper, problem  # noqa: F401
+from api_rig import admin_cli, client, control, paper, problem  # noqa: F401
 from client import Client
 from store_db import in_threads
 
@@ -174,19 +172,12 @@ def test_a_thousand(control):
     add(admin)
 
 
-def test_command_line(control, bin_dir, tmp_path):
-    def cli(*words, expect=0):
-        done = subprocess.run([f"{bin_dir}/ephemeral", "admin", *words], capture_output=True, text=True, timeout=60, check=False,
-                              env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "EPHEMERAL_OPERATOR_URL": control.operator_url,
-                                   "EPHEMERAL_OPERATOR_KEY": control.operator_key})
-        assert done.returncode == expect, (words, done.stdout, done.stderr)
-        return done.stdout + done.stderr
-
+def test_command_line(control, admin_cli):
     org = control.new_org()
-    member = cli("member", "add", org, "Ada", "--role", "viewer", "--email", "ada@example.com").strip()
-    shown = cli("member", "list", org)
+    member = admin_cli("member", "add", org, "Ada", "--role", "viewer", "--email", "ada@example.com").strip()
+    shown = admin_cli("member", "list", org)
     assert member in shown and "viewer" in shown and "ada@example.com" in shown
-    key = cli("key", "create", org, "--role", "viewer", "--member", member).split()[0]
+    key = admin_cli("key", "create", org, "--role", "viewer", "--member", member).split()[0]
     assert Client(control.url, key).get("/v1/me")["role"] == "viewer"
-    assert "above the role" in cli("key", "create", org, "--member", member, expect=2)
-    assert "role" in cli("member", "add", org, "Bob", "--role", "king", expect=2)
+    assert "above the role" in admin_cli("key", "create", org, "--member", member, expect=2)
+    assert "role" in admin_cli("member", "add", org, "Bob", "--role", "king", expect=2)

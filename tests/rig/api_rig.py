@@ -1,9 +1,11 @@
 """What the tests of the API share: a control plane without a host, a node on paper, clients, the shape of an error, the route table, and
 clients that send bytes instead of requests."""
 import collections
+import os
 import pathlib
 import re
 import socket
+import subprocess
 
 import pytest
 from paper_node import PaperNode
@@ -27,6 +29,18 @@ def paper(control):
 @pytest.fixture
 def client(control, paper):
     return control.new_client()
+
+
+@pytest.fixture
+def admin_cli(control, bin_dir, tmp_path):
+    """admin_cli(words..., expect=0): `ephemeral admin …` with the operator's key; returns what it printed."""
+    def run(*words, expect=0):
+        done = subprocess.run([f"{bin_dir}/ephemeral", "admin", *words], capture_output=True, text=True, timeout=60, check=False,
+                              env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "EPHEMERAL_OPERATOR_URL": control.operator_url,
+                                   "EPHEMERAL_OPERATOR_KEY": control.operator_key})
+        assert done.returncode == expect, (words, done.stdout, done.stderr)
+        return done.stdout + done.stderr
+    return run
 
 
 def problem(answer, status, kind, *pointers):
