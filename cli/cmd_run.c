@@ -11,7 +11,6 @@
 #include "watch.h"
 
 #define KEY_MAX 255
-#define WAIT_PAUSE_MS 200 /* between long polls: a service that answers at once is not asked for ever without a breath */
 
 static void say_what_is_off(const struct request_permissions *p)
 {
@@ -47,33 +46,15 @@ static void say_created(const struct json *run, const char *id, bool wait)
 /* --wait --json: one JSON document, the run at its end. */
 static int wait_json(struct api *api, const char *id)
 {
-	char path[128];
-	struct api_call call = { .method = "GET", .path = path, .timeout_ms = 60000 };
+	struct answer a = { .json = NULL };
+	int rc = run_wait(api, id, 0, &a);
 
-	if (!text_fmt(path, sizeof path, "/v1/runs/%s/wait?timeout_seconds=30", id))
-		return CLI_USE;
-	for (;;) {
-		struct answer a = { .json = NULL };
-		const char *status;
-		int rc = api_ask(api, &call, &a);
-
-		status = json_get_text(a.json, "status");
-		if (rc == CLI_OK && status == NULL)
-			rc = api_stranger(api);
-		if (rc == CLI_OK && status != NULL && strcmp(status, "queued") != 0 && strcmp(status, "running") != 0) {
-			(void)api_print_json(&a);
-			rc = watch_exit(status);
-			answer_free(&a);
-			return rc;
-		}
-		answer_free(&a);
-		if (rc == CLI_OK && !interrupt_sleep_ms(WAIT_PAUSE_MS))
-			rc = CLI_DETACHED;
-		if (rc == CLI_DETACHED)
-			term_note("Detached: the run goes on. Cancel it: ephemeral cancel %s", id);
-		if (rc != CLI_OK)
-			return rc;
+	if (rc == CLI_OK) {
+		(void)api_print_json(&a);
+		rc = watch_exit(json_get_text(a.json, "status"));
 	}
+	answer_free(&a);
+	return rc;
 }
 
 static int follow(struct api *api, const struct args *a, const char *id)

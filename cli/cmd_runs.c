@@ -272,6 +272,17 @@ static int wait_loop(struct api *api, const char *id, int64_t deadline_ms, struc
 	}
 }
 
+int run_wait(struct api *api, const char *id, int64_t deadline_ms, struct answer *answer)
+{
+	int rc;
+
+	http_response_init(&answer->raw);
+	rc = wait_loop(api, id, deadline_ms, answer);
+	if (rc == CLI_DETACHED)
+		term_note("Detached: the run goes on. Cancel it: ephemeral cancel %s", id);
+	return rc;
+}
+
 int cmd_wait(const struct args *a)
 {
 	struct api api;
@@ -289,17 +300,14 @@ int cmd_wait(const struct args *a)
 	}
 	rc = api_open(&api, a);
 	if (rc == CLI_OK) {
-		http_response_init(&answer.raw);
 		interrupt_install();
-		rc = wait_loop(&api, id, seconds > 0 ? clock_mono_ns() / 1000000 + seconds * 1000 : 0, &answer);
+		rc = run_wait(&api, id, seconds > 0 ? clock_mono_ns() / 1000000 + seconds * 1000 : 0, &answer);
 		if (rc == CLI_OK && api.json)
 			(void)api_print_json(&answer);
 		else if (rc == CLI_OK)
 			print_run(answer.json);
 		if (rc == CLI_OK)
 			rc = watch_exit(json_get_text(answer.json, "status"));
-		else if (rc == CLI_DETACHED)
-			term_note("Detached: the run goes on. Cancel it: ephemeral cancel %s", id);
 		answer_free(&answer);
 	}
 	api_close(&api);

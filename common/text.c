@@ -329,8 +329,7 @@ bool text_safe(struct buf *b, const char *s, size_t n, bool lines)
 	return ok;
 }
 
-/* Characters of n bytes of UTF-8. */
-static size_t characters(const char *s, size_t n)
+size_t text_utf8_length(const char *s, size_t n)
 {
 	size_t count = 0;
 
@@ -345,7 +344,7 @@ bool text_wrap(struct buf *b, const char *s, size_t at, size_t indent, size_t wi
 	bool ok = true;
 
 	while (*s && ok) {
-		size_t n = strcspn(s, " \n"), wide = characters(s, n);
+		size_t n = strcspn(s, " \n"), wide = text_utf8_length(s, n);
 
 		if (n > 0 && blank && at + 1 + wide > width) {
 			ok = buf_printf(b, "\n%*s", (int)indent, "");

@@ -55,6 +55,9 @@ bool text_safe(struct buf *b, const char *s, size_t n, bool lines);
 /* One character of that: writes its safe form to out (a string) and returns how many of the n bytes it stands for. n > 0. */
 size_t text_safe_char(const char *s, size_t n, bool lines, char out[16]);
 
+/* Characters of n bytes of clean UTF-8. */
+size_t text_utf8_length(const char *s, size_t n);
+
 /* Appends s with line breaks at blanks so that no line has more than `width` characters (a longer word stays whole); `at` is the
  * column where it begins, `indent` where each further line does. A newline of s is kept, and what follows it is wrapped anew. */
 bool text_wrap(struct buf *b, const char *s, size_t at, size_t indent, size_t width);

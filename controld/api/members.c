@@ -85,7 +85,7 @@ static const char *read_name(struct body *b, bool required)
 {
 	const char *s = body_text(b, "name", 0, SIZE_MAX, required);
 	struct pointer at = { .up = NULL, .key = "name" };
-	size_t length = s ? utf8_length(s, strlen(s)) : 0;
+	size_t length = s ? text_utf8_length(s, strlen(s)) : 0;
 
 	if (s && s[strspn(s, " \t\r\n")] == '\0')
 		field_bad(&b->errors, &at, "is empty, but must have 1 to %d characters", NAME_CHARACTERS);

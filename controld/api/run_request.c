@@ -29,16 +29,6 @@ static bool want_type(struct reading *r, const struct json *v, enum json_type ty
 	return false;
 }
 
-size_t utf8_length(const char *s, size_t n)
-{
-	size_t i, count = 0;
-
-	for (i = 0; i < n; i++)
-		if (((unsigned char)s[i] & 0xc0) != 0x80)
-			count++;
-	return count;
-}
-
 const char *api_size_name(enum api_size s)
 {
 	static const char *const names[API_SIZE_COUNT] = { "small", "standard", "large" };
@@ -167,16 +157,16 @@ static void read_metadata(struct reading *r, const struct json *v, const struct 
 	for (i = 0; i < n; i++) {
 		const struct json *value = json_at(v, i);
 		struct pointer here = { .up = at, .key = json_key(v, i) };
-		size_t key_len = utf8_length(here.key, strlen(here.key));
+		size_t key_len = text_utf8_length(here.key, strlen(here.key));
 
 		if (key_len < 1 || key_len > RUN_METADATA_KEY_MAX)
 			field_bad(r->errors, &here, "has a key of %zu characters, but 1 to %d are taken", key_len,
 					RUN_METADATA_KEY_MAX);
 		if (!want_type(r, value, JSON_STRING, &here, "a string"))
 			continue;
-		if (utf8_length(json_as_text(value), json_len(value)) > RUN_METADATA_VALUE_MAX)
+		if (text_utf8_length(json_as_text(value), json_len(value)) > RUN_METADATA_VALUE_MAX)
 			field_bad(r->errors, &here, "has %zu characters, but at most %d are taken",
-					utf8_length(json_as_text(value), json_len(value)), RUN_METADATA_VALUE_MAX);
+					text_utf8_length(json_as_text(value), json_len(value)), RUN_METADATA_VALUE_MAX);
 		r->rq->metadata[r->rq->metadata_count++] = (struct run_pair){ .key = here.key, .value = json_as_text(value) };
 	}
 }

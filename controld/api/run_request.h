@@ -81,8 +81,6 @@ bool idempotency_key_read(const char *s, char out[RUN_IDEMPOTENCY_MAX + 1]);
 const char *api_size_name(enum api_size s);
 /* API_SIZE_COUNT when unknown. */
 enum api_size api_size_parse(const char *s);
-/* Characters of clean UTF-8. */
-size_t utf8_length(const char *s, size_t n);
 
 /* run_files.c: the `files` member. */
 void run_files_parse(struct run_request *rq, const struct json *v, const struct pointer *at, struct field_errors *errors);

@@ -190,6 +190,13 @@ static void compute_deadline(struct broker *b)
 				b->handover_ns + 1 + (limit_ms > COMPUTE_MARGIN_MS ? limit_ms - COMPUTE_MARGIN_MS : 0) * NS_PER_MS);
 }
 
+/* As broker_meter; the spool's head learns for how much compute both sums pay. */
+static void spooled_meter(struct broker *b, int64_t *spent, int64_t *held)
+{
+	broker_meter(b, spent, held);
+	spool_compute(b->spool, meter_paid_ms(&b->meter, broker_compute_ms(b)));
+}
+
 bool broker_meter_moved(struct broker *b)
 {
 	struct buf body = BUF_INIT(32);
@@ -197,8 +204,7 @@ bool broker_meter_moved(struct broker *b)
 	struct err e;
 	bool ok = true;
 
-	broker_meter(b, &spent, &held);
-	spool_compute(b->spool, meter_paid_ms(&b->meter, broker_compute_ms(b)));
+	spooled_meter(b, &spent, &held);
 	if (spool_meter(b->spool, spent, held, &e) < 0) {
 		session_spool_failed(b, &e);
 		ok = false;
@@ -258,10 +264,7 @@ static void on_notify(evutil_socket_t fd, short what, void *arg)
 
 static void event_meter(void *arg, int64_t *spent, int64_t *held)
 {
-	struct broker *b = arg;
-
-	broker_meter(b, spent, held);
-	spool_compute(b->spool, meter_paid_ms(&b->meter, broker_compute_ms(b)));
+	spooled_meter(arg, spent, held);
 }
 
 static void event_appended(void *arg, uint64_t seq)

@@ -425,11 +425,18 @@ bool model_stream_usage(const struct model_stream *s, struct meter_tokens *out)
 	return s->has_usage;
 }
 
-static bool id_is_taken(const struct model_stream *s, const char *id, const struct model_reply *out)
+static bool reply_has(const struct model_reply *out, const char *id)
 {
 	for (uint32_t i = 0; i < out->call_count; i++)
 		if (strcmp(out->calls[i].id, id) == 0)
 			return true;
+	return false;
+}
+
+static bool id_is_taken(const struct model_stream *s, const char *id, const struct model_reply *out)
+{
+	if (reply_has(out, id))
+		return true;
 	for (size_t i = 0; i < MODEL_TOOL_CALLS_MAX; i++)
 		if (s->calls[i].used && strcmp(s->calls[i].id, id) == 0)
 			return true;
@@ -439,12 +446,9 @@ static bool id_is_taken(const struct model_stream *s, const char *id, const stru
 /* The provider's id, unless there is none or an earlier call has it: answers are told apart by it. */
 static char *id_for(const struct model_stream *s, const struct partial_call *from, const struct model_reply *out)
 {
-	bool again = from->id[0] == '\0';
 	char made[MODEL_ID_MAX + 1];
 
-	for (uint32_t i = 0; i < out->call_count && !again; i++)
-		again = strcmp(out->calls[i].id, from->id) == 0;
-	if (!again)
+	if (from->id[0] != '\0' && !reply_has(out, from->id))
 		return strdup(from->id);
 	for (uint32_t n = out->call_count + 1; text_fmt(made, sizeof(made), "call_%u_%u", out->call, n); n++)
 		if (!id_is_taken(s, made, out))

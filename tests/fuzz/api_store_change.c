@@ -1,8 +1,6 @@
 /* Changes that fuzz_api's store is asked for: keys, members, organizations, the catalog, hosts. Each must be allowed and fit. */
 #include "api_store.h"
 
-#include "controld/api/run_request.h"
-
 ANSWER(done, store_done, store_done_cb)
 {
 	r->result = o->what >= '1' && o->what <= '3' ? (enum store_done_result)(o->what - '0') : STORE_DONE;
@@ -40,7 +38,7 @@ int store_key_revoke(struct store *s, const char *org_id, const char *key_id, bo
 static void member_fits(const struct store_member_change *m)
 {
 	text_fits_or_null(m->name, STORE_MEMBER_NAME_MAX - 1);
-	must(!m->name || utf8_length(m->name, strlen(m->name)) <= 128);
+	must(!m->name || text_utf8_length(m->name, strlen(m->name)) <= 128);
 	text_fits_or_null(m->email, STORE_EMAIL_MAX - 1);
 	within(m->role, STORE_ROLE_NONE, STORE_ROLE_ADMIN);
 }
