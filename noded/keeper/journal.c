@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #define MAGIC UINT32_C(0x4a485045) /* "EPHJ" */
+#define VERSION_OLD 1
 #define CHECK_BYTES 16
 
 void journal_encode(const struct journal *j, struct buf *out)
@@ -39,17 +40,42 @@ void journal_encode(const struct journal *j, struct buf *out)
 		wire_put_u64(out, j->process[i].start_time);
 		wire_put_str(out, j->cgroup[i]);
 	}
+	wire_put_u8(out, (uint8_t)j->kind);
+	wire_put_u8(out, (uint8_t)j->start_mode);
+	wire_put_raw(out, j->ctl_nonce, JOURNAL_NONCE);
+	wire_put_str(out, j->vmm);
 	if (!out->failed)
 		crypto_generichash(check, sizeof(check), out->data, out->len, NULL, 0);
 	wire_put_raw(out, check, sizeof(check));
+}
+
+/* What version 2 added. */
+static void read_kind(struct wire_reader *r, struct journal *out)
+{
+	uint8_t kind = wire_u8(r), start = wire_u8(r);
+
+	if (kind < JOURNAL_RUN || kind > JOURNAL_GOLDEN)
+		wire_fail(r, "kind");
+	if (start < JOURNAL_COLD || start > JOURNAL_FROM_WARM)
+		wire_fail(r, "start mode");
+	out->kind = (enum journal_kind)kind;
+	out->start_mode = (enum journal_start)start;
+	wire_raw(r, out->ctl_nonce, JOURNAL_NONCE);
+	wire_str_fixed(r, out->vmm, sizeof(out->vmm));
+}
+
+static bool ids_good(const struct journal *j)
+{
+	return id_valid("vm", j->vm) && (j->kind == JOURNAL_RUN ? id_valid("run", j->run_id) : j->run_id[0] == '\0');
 }
 
 int journal_decode(const void *p, size_t n, struct journal *out, struct err *e)
 {
 	struct wire_reader r;
 	uint8_t check[CHECK_BYTES], state;
+	uint16_t version;
 
-	*out = (struct journal){ .attempt = 0 };
+	*out = (struct journal){ .kind = JOURNAL_RUN, .start_mode = JOURNAL_COLD };
 	if (n < CHECK_BYTES)
 		return err_set(e, ERR_INVALID, "journal entry is too short");
 	crypto_generichash(check, sizeof(check), p, n - CHECK_BYTES, NULL, 0);
@@ -58,7 +84,8 @@ int journal_decode(const void *p, size_t n, struct journal *out, struct err *e)
 	wire_read_init(&r, p, n - CHECK_BYTES);
 	if (wire_u32(&r) != MAGIC)
 		wire_fail(&r, "magic");
-	if (wire_u16(&r) != JOURNAL_VERSION)
+	version = wire_u16(&r);
+	if (version != JOURNAL_VERSION && version != VERSION_OLD)
 		wire_fail(&r, "version");
 	wire_str_fixed(&r, out->vm, sizeof(out->vm));
 	wire_str_fixed(&r, out->run_id, sizeof(out->run_id));
@@ -81,7 +108,9 @@ int journal_decode(const void *p, size_t n, struct journal *out, struct err *e)
 		out->process[i].start_time = wire_u64(&r);
 		wire_str_fixed(&r, out->cgroup[i], sizeof(out->cgroup[i]));
 	}
-	if (!r.failed && (!id_valid("vm", out->vm) || !id_valid("run", out->run_id)))
+	if (version != VERSION_OLD)
+		read_kind(&r, out);
+	if (!r.failed && !ids_good(out))
 		wire_fail(&r, "id");
 	return wire_end(&r, "journal entry", e);
 }

@@ -1,8 +1,10 @@
 /*
  * The journal: what must be known of a VM after this process died, one file a VM, state_dir/journal/<vm>. Written whole (temporary
- * file, fsync, rename) before the thing it speaks of exists. Never a prompt, never a secret.
+ * file, fsync, rename) before the thing it speaks of exists. Never a prompt, never a secret of a run (ctl_nonce is this host's
+ * own).
  *
- * Format, little endian: magic "EPHJ", u16 version, fields as coded below, 16 bytes BLAKE2b over all before it.
+ * Format, little endian: magic "EPHJ", u16 version, fields as coded below, 16 bytes BLAKE2b over all before it. Version 1, without
+ * kind, start mode, nonce and VMM, is still read: its VM was a run that booted cold and that nobody can adopt.
  */
 #ifndef NODED_KEEPER_JOURNAL_H
 #define NODED_KEEPER_JOURNAL_H
@@ -16,7 +18,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define JOURNAL_VERSION 1
+#define JOURNAL_VERSION 2
+#define JOURNAL_NONCE 16
 #define JOURNAL_MAX 8192
 #define BOOT_ID_MAX 40
 
@@ -26,13 +29,25 @@ enum journal_state {
 	JOURNAL_GONE,         /* nothing of the VM is left; the end is to be reported */
 };
 
+enum journal_kind {
+	JOURNAL_RUN = 1,
+	JOURNAL_WARM,   /* booted ahead of any run: no run id, token, spool; becomes a RUN before its broker hears of one */
+	JOURNAL_GOLDEN, /* its snapshot is being made: no run ever */
+};
+
+enum journal_start { JOURNAL_COLD = 1, JOURNAL_CLONE, JOURNAL_FROM_WARM };
+
 struct journal_process {
 	int32_t pid;         /* 0 = not started */
 	uint64_t start_time; /* clock ticks since boot, /proc/PID/stat */
 };
 
 struct journal {
-	char vm[ID_MAX], run_id[ID_MAX];
+	char vm[ID_MAX], run_id[ID_MAX]; /* run_id "" unless kind is RUN */
+	enum journal_kind kind;
+	enum journal_start start_mode;
+	uint8_t ctl_nonce[JOURNAL_NONCE]; /* who knows it may adopt the broker; zeros = nobody */
+	char vmm[65];                     /* name and version, "qemu 7.2.22" */
 	uint8_t token[TOKEN_LEN];
 	uint32_t attempt;
 	enum journal_state state;

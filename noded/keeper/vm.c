@@ -125,6 +125,8 @@ static int make_spool(struct vm *vm, const struct assignment *a, int64_t receive
 static bool fill_journal(struct keeper *k, const struct assignment *a, struct journal *j)
 {
 	*j = (struct journal){
+		.kind = JOURNAL_RUN,
+		.start_mode = JOURNAL_COLD,
 		.attempt = a->attempt,
 		.state = JOURNAL_ADMITTED,
 		.memory_mib = a->memory_mib,
@@ -134,13 +136,14 @@ static bool fill_journal(struct keeper *k, const struct assignment *a, struct jo
 		.spool_is_memfd = a->zero_data_retention,
 	};
 	id_make("vm", j->vm);
+	random_bytes(j->ctl_nonce, sizeof(j->ctl_nonce));
 	memcpy(j->run_id, a->run_id, sizeof(j->run_id));
 	memcpy(j->token, a->token, TOKEN_LEN);
 	memcpy(j->image_hash, k->host.image_hash, SHA256_LEN);
 	for (int i = 0; i < SLOT_ROLES; i++)
 		if (!text_fmt(j->cgroup[i], sizeof(j->cgroup[i]), "%s.%s.%s", j->vm, role_names[i], k->tag))
 			return false;
-	return text_copy(j->boot_id, sizeof(j->boot_id), k->host.boot_id);
+	return text_copy(j->boot_id, sizeof(j->boot_id), k->host.boot_id) && text_copy(j->vmm, sizeof(j->vmm), k->host.vmm.version);
 }
 
 /* Secrets opened, bytes copied: all that a start needs later. */

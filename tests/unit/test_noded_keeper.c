@@ -9,6 +9,7 @@
 #include "keeper/slots.h"
 #include "keeper/vm_step.h"
 
+#include <sodium.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -17,7 +18,9 @@
 
 static void example(struct journal *j)
 {
-	*j = (struct journal){ .attempt = 2,
+	*j = (struct journal){ .kind = JOURNAL_RUN,
+		.start_mode = JOURNAL_CLONE,
+		.attempt = 2,
 		.state = JOURNAL_ASKED,
 		.slot = 7,
 		.memory_mib = 512,
@@ -29,6 +32,8 @@ static void example(struct journal *j)
 	id_make("run", j->run_id);
 	memset(j->token, 0x5a, sizeof(j->token));
 	memset(j->image_hash, 0xc3, sizeof(j->image_hash));
+	memset(j->ctl_nonce, 0x77, sizeof(j->ctl_nonce));
+	assert_true(text_copy(j->vmm, sizeof(j->vmm), "qemu 7.2.22"));
 	assert_true(text_copy(j->boot_id, sizeof(j->boot_id), "f9726847-1559-49c8-be2f-facca8ad68a9"));
 	for (int i = 0; i < SLOT_ROLES; i++) {
 		j->process[i] = (struct journal_process){ .pid = 100 + i, .start_time = 123456789012 + (uint64_t)i };
@@ -54,11 +59,70 @@ static void journal_round_trip(void **state)
 	assert_int_equal(out.slot, 7);
 	assert_true(out.spool_is_memfd);
 	assert_string_equal(out.boot_id, in.boot_id);
+	assert_int_equal(out.kind, JOURNAL_RUN);
+	assert_int_equal(out.start_mode, JOURNAL_CLONE);
+	assert_memory_equal(out.ctl_nonce, in.ctl_nonce, sizeof(in.ctl_nonce));
+	assert_string_equal(out.vmm, in.vmm);
 	for (int i = 0; i < SLOT_ROLES; i++) {
 		assert_int_equal(out.process[i].pid, in.process[i].pid);
 		assert_int_equal(out.process[i].start_time, in.process[i].start_time);
 		assert_string_equal(out.cgroup[i], in.cgroup[i]);
 	}
+	buf_free(&b);
+}
+
+static void seal(struct buf *b)
+{
+	uint8_t check[16];
+
+	b->len -= sizeof(check);
+	crypto_generichash(check, sizeof(check), b->data, b->len, NULL, 0);
+	assert_true(buf_add(b, check, sizeof(check)));
+}
+
+/* A warm or golden VM has no run; a run without an id, or a warm VM with one, is no entry. */
+static void journal_kinds(void **state)
+{
+	struct journal in, out;
+	struct err e;
+
+	(void)state;
+	for (int kind = JOURNAL_RUN; kind <= JOURNAL_GOLDEN; kind++)
+		for (int named = 0; named < 2; named++) {
+			struct buf b = BUF_INIT(JOURNAL_MAX);
+
+			example(&in);
+			in.kind = (enum journal_kind)kind;
+			if (!named)
+				in.run_id[0] = '\0';
+			journal_encode(&in, &b);
+			assert_int_equal(journal_decode(b.data, b.len, &out, &e), (kind == JOURNAL_RUN) == (named == 1) ? 0 : -1);
+			buf_free(&b);
+		}
+}
+
+/* What the version before this wrote is a run that booted cold and that nobody may adopt; a later version is not guessed at. */
+static void journal_versions(void **state)
+{
+	static const uint8_t nobody[JOURNAL_NONCE];
+	struct buf b = BUF_INIT(JOURNAL_MAX);
+	struct journal in, out;
+	struct err e;
+
+	(void)state;
+	example(&in);
+	journal_encode(&in, &b);
+	b.data[4] = JOURNAL_VERSION + 1;
+	seal(&b);
+	assert_int_equal(journal_decode(b.data, b.len, &out, &e), -1);
+	b.data[4] = 1;
+	b.len -= 1 + 1 + JOURNAL_NONCE + 4 + strlen(in.vmm);
+	seal(&b);
+	assert_int_equal(journal_decode(b.data, b.len, &out, &e), 0);
+	assert_int_equal(out.kind, JOURNAL_RUN);
+	assert_int_equal(out.start_mode, JOURNAL_COLD);
+	assert_memory_equal(out.ctl_nonce, nobody, sizeof(nobody));
+	assert_string_equal(out.run_id, in.run_id);
 	buf_free(&b);
 }
 
@@ -403,6 +467,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(journal_round_trip),
+		cmocka_unit_test(journal_kinds),
+		cmocka_unit_test(journal_versions),
 		cmocka_unit_test(journal_damage),
 		cmocka_unit_test(journal_stat),
 		cmocka_unit_test(slots_give_and_take),
