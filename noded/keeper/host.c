@@ -23,8 +23,10 @@
 #define BOOT_MS_EMULATED 30000
 #define HOST_RESERVE_MIB 1024 /* left to everything that is not a VM */
 
-static int check_root(struct err *e)
+static int check_root(const struct noded_config *c, struct host *h, struct err *e)
 {
+	(void)c;
+	(void)h;
 	if (geteuid() != 0)
 		return err_set(e, ERR_DENIED,
 				"noded must be started as root: it makes namespaces and user ids for VMs, and drops root in all "
@@ -32,13 +34,23 @@ static int check_root(struct err *e)
 	return 0;
 }
 
+static int read_boot_id(const struct noded_config *c, struct host *h, struct err *e)
+{
+	(void)c;
+	return journal_boot_id(h->boot_id, e);
+}
+
 /* Tries the namespaces in a child, so that what they change ends with it. */
-static int check_namespaces(struct err *e)
+static int check_namespaces(const struct noded_config *c, struct host *h, struct err *e)
 {
 	const int flags = CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWPID | CLONE_NEWCGROUP;
 	int status;
-	pid_t pid = fork();
+	pid_t pid;
 
+	(void)h;
+	if (c->insecure_no_jail)
+		return 0;
+	pid = fork();
 	if (pid < 0)
 		return err_set_errno(e, "fork");
 	if (pid == 0)
@@ -148,7 +160,22 @@ static int choose_isolation(const struct noded_config *c, struct host *h, struct
 	return 0;
 }
 
-static void count_host(struct host *h)
+static int open_cgroups(const struct noded_config *c, struct host *h, struct err *e)
+{
+	return cgroups_open(c->cgroup_parent, &h->cgroups, e);
+}
+
+static int find_vmm(const struct noded_config *c, struct host *h, struct err *e)
+{
+	return find_binary(c->qemu, h->binary, sizeof(h->binary), e) ? -1 : h->driver->probe(&h->vmm, e);
+}
+
+static int open_image(const struct noded_config *c, struct host *h, struct err *e)
+{
+	return host_open_image(h, c->image_dir, e);
+}
+
+static int count_host(const struct noded_config *c, struct host *h, struct err *e)
 {
 	long cpus = sysconf(_SC_NPROCESSORS_ONLN);
 	char text[4096];
@@ -165,40 +192,47 @@ static void count_host(struct host *h)
 		kib = strtoull(line + strlen("MemAvailable:"), NULL, 10);
 	h->cpus = cpus > 0 ? (uint32_t)cpus : 1;
 	h->memory_mib = kib / 1024 > HOST_RESERVE_MIB ? (uint32_t)(kib / 1024 - HOST_RESERVE_MIB) : 0;
-}
-
-static int open_all(const struct noded_config *c, struct host *h, struct err *e)
-{
-	if (check_root(e) || journal_boot_id(h->boot_id, e))
-		return -1;
-	if (!c->insecure_no_jail && check_namespaces(e))
-		return -1;
-	if (cgroups_open(c->cgroup_parent, &h->cgroups, e))
-		return -1;
-	if (find_binary(c->qemu, h->binary, sizeof(h->binary), e) || h->driver->probe(&h->vmm, e))
-		return -1;
-	if (choose_isolation(c, h, e))
-		return -1;
-	if (host_open_image(h, c->image_dir, e))
-		return -1;
-	count_host(h);
 	if (h->memory_mib == 0 && c->memory_mib == 0)
 		return err_set(e, ERR_LIMIT, "less than %d MiB of memory are available; free some, or set memory_mib",
 				HOST_RESERVE_MIB);
 	return 0;
 }
 
-int host_open(const struct noded_config *c, struct host *h, struct err *e)
+const struct host_step host_steps[] = {
+	{ "root", check_root, "start noded as root" },
+	{ "boot id", read_boot_id, "mount /proc" },
+	{ "namespaces", check_namespaces,
+			"allow them (sysctl user.max_*_namespaces), or give the container that noded runs in all privileges" },
+	{ "cgroups", open_cgroups,
+			"mount cgroup2, delegate memory, pids and cpu to noded's group (systemd: Delegate=yes), or set "
+			"cgroup_parent" },
+	{ "vmm", find_vmm, "install qemu-system-x86, or set qemu to the path of one that is new enough" },
+	{ "isolation", choose_isolation,
+			"enable virtualization in the firmware (in a VM: nested virtualization of its host), load kvm_intel or "
+			"kvm_amd, "
+			"or set emulation = allow" },
+	{ "image", open_image, "make it anew with deploy/guest-image/build and pack, or set image_dir" },
+	{ "memory", count_host, "free memory, or set memory_mib" },
+};
+const size_t host_step_count = sizeof(host_steps) / sizeof(host_steps[0]);
+
+void host_init(const struct noded_config *c, struct host *h)
 {
 	*h = (struct host){ .driver = &vmm_qemu };
 	h->vmm.binary = h->binary;
 	for (int i = 0; i < IMAGE_FILES; i++)
 		h->image_fd[i] = -1;
 	h->jail = c->insecure_no_jail ? "none: insecure_no_jail" : "full";
-	if (open_all(c, h, e)) {
-		host_close(h);
-		return -1;
-	}
+}
+
+int host_open(const struct noded_config *c, struct host *h, struct err *e)
+{
+	host_init(c, h);
+	for (size_t i = 0; i < host_step_count; i++)
+		if (host_steps[i].check(c, h, e)) {
+			host_close(h);
+			return -1;
+		}
 	h->boot_timeout_ms = c->boot_timeout_ms > 0 ? c->boot_timeout_ms : h->vmm.kvm ? BOOT_MS_KVM : BOOT_MS_EMULATED;
 	return 0;
 }

@@ -28,6 +28,18 @@ struct host {
 	int64_t boot_timeout_ms;
 };
 
+/* One thing that a start needs. They are checked in this order; `noded doctor` runs each of them by itself, so none may rely on an
+ * earlier one having been good. */
+struct host_step {
+	const char *name;
+	int (*check)(const struct noded_config *config, struct host *h, struct err *e);
+	const char *mend; /* what an operator does where it fails */
+};
+extern const struct host_step host_steps[];
+extern const size_t host_step_count;
+
+/* A host of which nothing is known yet: what the steps fill, and host_close takes. */
+void host_init(const struct noded_config *config, struct host *out);
 /* Blocks for up to a second (hashing the image, measuring the clock, asking QEMU for its version). */
 int host_open(const struct noded_config *config, struct host *out, struct err *e) EPH_MUST_CHECK;
 void host_close(struct host *h);
