@@ -46,6 +46,26 @@ int role_link_init_decode(const void *p, size_t n, struct role_link_init *out, s
 	return wire_end(&r, "link init", e);
 }
 
+void role_host_encode(const struct role_host *m, struct buf *out)
+{
+	wire_put_str(out, m->vmm);
+	wire_put_str(out, m->image);
+	wire_put_str(out, m->isolation);
+	wire_put_str(out, m->jail);
+}
+
+int role_host_decode(const void *p, size_t n, struct role_host *out, struct err *e)
+{
+	struct wire_reader r;
+
+	wire_read_init(&r, p, n);
+	wire_str_fixed(&r, out->vmm, sizeof(out->vmm));
+	wire_str_fixed(&r, out->image, sizeof(out->image));
+	wire_str_fixed(&r, out->isolation, sizeof(out->isolation));
+	wire_str_fixed(&r, out->jail, sizeof(out->jail));
+	return wire_end(&r, "host", e);
+}
+
 void role_vm_encode(const struct role_vm *m, struct buf *out)
 {
 	wire_put_str(out, m->run_id);

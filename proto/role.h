@@ -21,6 +21,9 @@ enum role_frame {
 	RF_LINK_REFUSED,     /* run_id str, token[16], bool failed, u32 errcode, str reason */
 	RF_LINK_ENDED, /* token[16], encoded run_end: keeper ended the run because its broker is gone; spool holds all events */
 	RF_LINK_GONE,  /* token[16]: nothing of this run is left here but its spool */
+	RF_LINK_STATS, /* struct keeper_stats (noded/keeper/stats.h): all that this host counts, when it moved */
+	RF_LINK_HOST,  /* struct role_host: what metrics say of this host; first and when it changes. With the first one the metrics
+			  listener's descriptor, if there is one */
 
 	/* link -> keeper */
 	RF_KEEPER_ENROLLED = 32, /* encoded link_enrol_reply */
@@ -46,6 +49,7 @@ enum role_frame {
 	RF_KEEPER_SIGN_DIGEST,  /* 32 bytes: sign with the receipt key; answered by RF_BROKER_SIGNATURE */
 	RF_KEEPER_END,          /* empty: this broker has nothing more to do; reap it */
 	RF_KEEPER_METER,        /* i64 spent, i64 held: kept by keeper for the case that the broker dies */
+	RF_KEEPER_STATS,        /* struct stats_broker (noded/keeper/stats.h): what is new since the last one */
 
 	/* broker -> link (relayed) */
 	RF_BL_START = 112, /* empty */
@@ -105,6 +109,16 @@ enum role_vm_state { VM_STARTING = 1, VM_RUNNING, VM_ENDED };
 struct role_vm {
 	char run_id[ID_MAX];
 	uint8_t token[TOKEN_LEN];
+/* What metrics say about the host in labels. */
+struct role_host {
+	char vmm[65]; /* "qemu 7.2.22" */
+	char image[65];
+	char isolation[16];
+	char jail[129];
+};
+void role_host_encode(const struct role_host *m, struct buf *out);
+int role_host_decode(const void *p, size_t n, struct role_host *out, struct err *e) EPH_MUST_CHECK;
+
 	uint8_t state;
 	uint64_t first_seq; /* of the spool */
 };

@@ -8,6 +8,7 @@
 #include "keeper/identity.h"
 #include "keeper/journal.h"
 #include "keeper/slots.h"
+#include "keeper/stats.h"
 #include "keeper/vm_step.h"
 #include "noded/config.h"
 
@@ -94,6 +95,7 @@ struct keeper {
 	char *token_text;
 	struct slots *slots;
 	struct admission admission;
+	struct keeper_stats stats, stats_told; /* as they are; as link was told last */
 	struct link_side link;
 	struct vm *vms;
 	uint32_t booting, max_booting;
