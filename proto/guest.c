@@ -155,8 +155,15 @@ void guest_setup_ack_encode(const struct guest_setup_ack *a, struct buf *out)
 	wire_put_str(out, a->boot_id);
 }
 
+/* What our agent writes and the timeline shows as the host's: nothing but these characters, and not nothing. */
+static bool made_of(const char *text, const char *allowed)
+{
+	return *text != '\0' && text[strspn(text, allowed)] == '\0';
+}
+
 int guest_setup_ack_decode(const void *p, size_t n, struct guest_setup_ack *out, struct err *e)
 {
+	static const char path[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-";
 	struct wire_reader r;
 
 	*out = (struct guest_setup_ack){ .reseeded = false };
@@ -165,7 +172,11 @@ int guest_setup_ack_decode(const void *p, size_t n, struct guest_setup_ack *out,
 	out->clock_set = wire_bool(&r);
 	wire_str_fixed(&r, out->workdir, sizeof(out->workdir));
 	wire_str_fixed(&r, out->boot_id, sizeof(out->boot_id));
-	return wire_end(&r, "setup ack", e);
+	if (!r.failed && (out->workdir[0] != '/' || !made_of(out->workdir, path)))
+		wire_fail(&r, "workdir");
+	if (!r.failed && !made_of(out->boot_id, "0123456789abcdef-"))
+		wire_fail(&r, "boot_id");
+	return wire_end(&r, "setup_ack", e);
 }
 
 void guest_event_encode(const struct guest_event *ev, struct buf *out)

@@ -26,7 +26,7 @@ def test_attacks(hostile):
 def test_lies_are_shown_as_the_guests(hostile):
     """What the guest says of its own work is shown as its word; it changes no number of ours."""
     client = hostile.client()
-    run = client.run("lies about everything", timeout_seconds=20, max_cost_micros=CAP)
+    run = client.run("lies about everything", timeout_seconds=20, max_cost_micros=CAP, size="small")
     events = client.events(run["id"])
     assert run["status"] == "succeeded" and run["output"] == "nothing was done"
     assert run["usage"]["model_calls"] == 0 and run["usage"]["total_tokens"] == 0 and run["cost"]["model_micros"] == 0
@@ -40,7 +40,7 @@ def test_lies_are_shown_as_the_guests(hostile):
 def test_binary_result(hostile):
     """A result that is no text has an end, and can be read."""
     client = hostile.client()
-    run = client.run("binary-result please", timeout_seconds=20, max_cost_micros=CAP)
+    run = client.run("binary-result please", timeout_seconds=20, max_cost_micros=CAP, size="small")
     check_timeline(run, client.events(run["id"]))
     assert run["status"] in ("succeeded", "failed"), run
     if run["status"] == "succeeded":

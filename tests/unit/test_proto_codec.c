@@ -4,6 +4,7 @@
  * mutated bytes never do harm (run under ASan and UBSan).
  */
 #include "common/ids.h"
+#include "common/text.h"
 #include "proto/assignment.h"
 #include "proto/errcode.h"
 #include "proto/guest.h"
@@ -316,6 +317,40 @@ static void test_paths(void **state)
 	assert_false(guest_path_ok(deep));
 }
 
+/* What a guest says of itself stands on the timeline as the host's word, so it can be nothing but what our agent says. */
+static void test_ack_texts(void **state)
+{
+	static const struct {
+		const char *workdir, *boot_id;
+		bool good;
+	} cases[] = {
+		{ "/tmp/a-b_c.d/scratch", "0123abcd-ef", true },
+		{ "", "a", false },
+		{ "tmp", "a", false },
+		{ "/tmp/a b", "a", false },
+		{ "/tmp/\"", "a", false },
+		{ "/tmp/\x1b[2J", "a", false },
+		{ "/tmp/\xc3\xa9", "a", false },
+		{ "/tmp", "", false },
+		{ "/tmp", "xyz", false },
+		{ "/tmp", "a\n", false },
+		{ "/tmp", "\xf0\x9f\x98\x80", false },
+	};
+	struct err e;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+		struct guest_setup_ack a = { .reseeded = true }, out;
+		struct buf b = BUF_INIT(1024);
+
+		assert_true(text_copy(a.workdir, sizeof a.workdir, cases[i].workdir));
+		assert_true(text_copy(a.boot_id, sizeof a.boot_id, cases[i].boot_id));
+		guest_setup_ack_encode(&a, &b);
+		assert_int_equal(guest_setup_ack_decode(b.data, b.len, &out, &e), cases[i].good ? 0 : -1);
+		buf_free(&b);
+	}
+}
+
 static void test_join_token(void **state)
 {
 	struct join_token t = { .addresses = "tls+tcp://10.0.0.1:7443", .ca_pem = "-----BEGIN", .expires_ms = 77 }, back;
@@ -346,6 +381,7 @@ int main(void)
 		cmocka_unit_test(test_mutations),
 		cmocka_unit_test(test_frames),
 		cmocka_unit_test(test_paths),
+		cmocka_unit_test(test_ack_texts),
 		cmocka_unit_test(test_join_token),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
