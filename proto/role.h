@@ -2,7 +2,7 @@
  * What the roles of noded say to each other over socketpairs (common/framed.h). Bodies are wire.h messages, listed here; codecs for
  * those with more than a field or two are below. keeper relays between link and a VM's broker without reading the body.
  *
- *   link <-> keeper <-> broker <-> channel <-> (guest, QMP)
+ *   link <-> keeper <-> broker <-> channel <-> (guest, VMM)
  */
 #ifndef PROTO_ROLE_H
 #define PROTO_ROLE_H
@@ -36,12 +36,16 @@ enum role_frame {
 	RF_KEEPER_SIGN,          /* token[16] not used by link; reserved */
 
 	/* keeper -> broker */
-	RF_BROKER_ASSIGN = 64, /* struct role_broker_assign */
+	RF_BROKER_ASSIGN = 64, /* struct role_broker_assign + descriptor of the run's spool, read and write, preallocated */
 	RF_BROKER_LEASE,       /* i64 deadline_boot_ns */
 	RF_BROKER_FROM_LINK,   /* u8 type (RF_LB_*), rest = body */
 	RF_BROKER_VMM_EXITED,  /* i32 wait status, str text (signal, OOM, exit code, last console line) */
 	RF_BROKER_GONE,        /* i64 gone_ms: the VM, its cgroup and directory are gone */
 	RF_BROKER_SIGNATURE,   /* 64 bytes */
+	RF_BROKER_PREPARE,     /* i64 boot_deadline_ms from now: boot and probe a VM that has no run yet */
+
+	RF_BROKER_IDENTITY = 80, /* struct role_identity (adopt.h): the first frame */
+	RF_BROKER_ADOPT,         /* struct role_adopt: the first frame of a later keeper, on the broker's listening socket */
 
 	/* broker -> keeper */
 	RF_KEEPER_DESTROY = 96, /* str reason: kill the VM and say RF_BROKER_GONE */
@@ -49,7 +53,10 @@ enum role_frame {
 	RF_KEEPER_SIGN_DIGEST,  /* 32 bytes: sign with the receipt key; answered by RF_BROKER_SIGNATURE */
 	RF_KEEPER_END,          /* empty: this broker has nothing more to do; reap it */
 	RF_KEEPER_METER,        /* i64 spent, i64 held: kept by keeper for the case that the broker dies */
+	RF_KEEPER_READY = 104,  /* empty: the prepared VM's guest said hello; an assignment may come */
 	RF_KEEPER_STATS,        /* struct stats_broker (noded/keeper/stats.h): what is new since the last one */
+
+	RF_KEEPER_ADOPTED = 110, /* struct role_adopted, + descriptor of the spool when there is a run */
 
 	/* broker -> link (relayed) */
 	RF_BL_START = 112, /* empty */
@@ -73,9 +80,11 @@ enum role_frame {
 	RF_CH_REPLY,        /* u32 stream, u8 kind, encoded reply */
 	RF_CH_EVENT_CREDIT, /* u32 bytes of events taken: give the guest credit back */
 	RF_CH_STOP,         /* str text: ask the agent to stop (courtesy before a kill) */
+	RF_CH_SNAPSHOT, /* empty + descriptors that the driver's snapshot needs; from keeper, to the channel of a golden VM: stop
+			   the VM and write its snapshot; answered by RF_CB_SNAPSHOT */
 
 	/* channel -> broker */
-	RF_CB_VMM_UP = 192, /* empty: QMP greeted, the VM runs */
+	RF_CB_VMM_UP = 192, /* empty: the VMM answered and the VM runs */
 	RF_CB_HELLO,        /* encoded guest_hello (decoded and encoded again) */
 	RF_CB_SETUP_ACK,    /* encoded guest_setup_ack */
 	RF_CB_CALL,         /* u32 stream, u8 kind, encoded call */
@@ -83,9 +92,11 @@ enum role_frame {
 	RF_CB_RESULT,       /* bytes (<= GUEST_RESULT_MAX + 1) */
 	RF_CB_FATAL,        /* str text from the agent (hostile) */
 	RF_CB_PROTOCOL,     /* str what: the guest broke the protocol */
-	RF_CB_VMM_EVENT,    /* str name: RESET, SHUTDOWN, GUEST_PANICKED, or "qmp: ..." */
+	RF_CB_VMM_EVENT,    /* str name: RESET, SHUTDOWN, GUEST_PANICKED, or "qmp: ...", "api: ..." */
 	RF_CB_FILE_CREDIT,  /* u32 bytes of files the guest took: send more */
 	RF_CB_CONSOLE,      /* bytes: last <= 2 KiB of the VM's console and stderr; sent on request of an end that failed */
+	RF_CB_SNAPSHOT,     /* bool done, str why not */
+	RF_CB_GUEST_OPEN,   /* empty: the agent has opened its end of the guest channel; once */
 };
 
 struct role_link_init {
@@ -105,10 +116,6 @@ struct role_link_init {
 void role_link_init_encode(const struct role_link_init *m, struct buf *out);
 int role_link_init_decode(const void *p, size_t n, struct role_link_init *out, struct err *e) EPH_MUST_CHECK;
 
-enum role_vm_state { VM_STARTING = 1, VM_RUNNING, VM_ENDED };
-struct role_vm {
-	char run_id[ID_MAX];
-	uint8_t token[TOKEN_LEN];
 /* What metrics say about the host in labels. */
 struct role_host {
 	char vmm[65]; /* "qemu 7.2.22" */
@@ -119,6 +126,10 @@ struct role_host {
 void role_host_encode(const struct role_host *m, struct buf *out);
 int role_host_decode(const void *p, size_t n, struct role_host *out, struct err *e) EPH_MUST_CHECK;
 
+enum role_vm_state { VM_STARTING = 1, VM_RUNNING, VM_ENDED };
+struct role_vm {
+	char run_id[ID_MAX];
+	uint8_t token[TOKEN_LEN];
 	uint8_t state;
 	uint64_t first_seq; /* of the spool */
 };
