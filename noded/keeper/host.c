@@ -99,22 +99,28 @@ static bool kvm_works(int fd)
 	return vcpu >= 0;
 }
 
-/* Is there virtualization in the CPU? There are hosts with a KVM in software alone, which makes VMs that no usual kernel boots in.
- */
-static bool cpu_virtualizes(void)
+bool host_cpu_has(const char *flag)
 {
-	char text[8192], *flags;
+	char text[8192], word[32], *flags;
 	int fd = open("/proc/cpuinfo", O_RDONLY | O_CLOEXEC);
-	ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof(text) - 1);
+	ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof(text) - 2);
 
 	if (fd >= 0)
 		close(fd);
 	text[n > 0 ? n : 0] = '\0';
 	flags = strstr(text, "\nflags");
-	if (!flags)
+	if (!flags || !text_fmt(word, sizeof(word), " %s ", flag))
 		return false;
-	flags[1 + strcspn(flags + 1, "\n")] = '\0';
-	return strstr(flags, " vmx") != NULL || strstr(flags, " svm") != NULL;
+	n = (ssize_t)strcspn(flags + 1, "\n");
+	flags[1 + n] = ' '; /* the last flag ends as the others do */
+	flags[2 + n] = '\0';
+	return strstr(flags, word) != NULL;
+}
+
+/* There are hosts with a KVM in software alone, which makes VMs that no usual kernel boots in. */
+static bool cpu_virtualizes(void)
+{
+	return host_cpu_has("vmx") || host_cpu_has("svm");
 }
 
 /* Finds KVM, and who may open it where the VMM sees the host's own node. */

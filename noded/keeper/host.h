@@ -44,4 +44,6 @@ void host_init(const struct noded_config *config, struct host *out);
 int host_open(const struct noded_config *config, struct host *out, struct err *e) EPH_MUST_CHECK;
 void host_close(struct host *h);
 
+bool host_cpu_has(const char *flag); /* a word of the line `flags` of /proc/cpuinfo: "vmx", "hypervisor" */
+
 #endif

@@ -6,6 +6,7 @@
  */
 #include "keeper/identity.h"
 
+#include "common/clock.h"
 #include "common/log.h"
 #include "common/text.h"
 #include "common/wire.h"
@@ -164,6 +165,28 @@ void identity_free(struct identity *id)
 		return;
 	sodium_memzero(id, sizeof(*id));
 	free(id);
+}
+
+int identity_read_token(const char *path, char **text, struct join_token *out, struct err *e)
+{
+	struct buf b = BUF_INIT(16384);
+
+	*text = NULL;
+	if (files_load(path, &b, e)) {
+		buf_free(&b);
+		return err_wrap(e, "join_token_file");
+	}
+	while (b.len > 0 && (b.data[b.len - 1] == '\n' || b.data[b.len - 1] == ' ' || b.data[b.len - 1] == '\r'))
+		b.len--;
+	*text = buf_steal(&b, NULL);
+	if (!*text)
+		return err_set(e, ERR_NOMEM, "no memory");
+	if (join_token_parse(*text, out, e))
+		return err_wrap(e, "join_token_file %s", path);
+	if (out->expires_ms > 0 && out->expires_ms < clock_real_ms())
+		return err_set(e, ERR_DENIED, "the join token in %s has expired: make a new one with `ephemeral admin node token`",
+				path);
+	return 0;
 }
 
 bool identity_enrolled(const struct identity *id)

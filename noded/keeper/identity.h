@@ -16,6 +16,9 @@ struct identity;
 int identity_open(const char *state_dir, struct identity **out, struct err *e) EPH_MUST_CHECK;
 void identity_free(struct identity *id); /* wipes */
 
+/* Reads a join token: text (the caller frees it) and what it says. An expired one is refused. */
+int identity_read_token(const char *path, char **text, struct join_token *out, struct err *e) EPH_MUST_CHECK;
+
 bool identity_enrolled(const struct identity *id);
 const char *identity_node_id(const struct identity *id);
 /* Keeps what controld answered to the enrolment, and the addresses and CA of the token that was used. */

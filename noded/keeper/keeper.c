@@ -223,7 +223,6 @@ static int next_epoch(struct keeper *k, struct err *e)
 
 static int load_token(struct keeper *k, struct err *e)
 {
-	struct buf b = BUF_INIT(16384);
 	const char *path = k->config->join_token_file;
 
 	if (identity_enrolled(k->identity))
@@ -232,22 +231,10 @@ static int load_token(struct keeper *k, struct err *e)
 		return err_set(e, ERR_NOT_FOUND,
 				"this host is not enrolled: make a token with `ephemeral admin node token`, put it into a file and "
 				"set join_token_file");
-	if (files_load(path, &b, e)) {
-		buf_free(&b);
-		return err_wrap(e, "join_token_file");
-	}
-	while (b.len > 0 && (b.data[b.len - 1] == '\n' || b.data[b.len - 1] == ' ' || b.data[b.len - 1] == '\r'))
-		b.len--;
-	k->token_text = buf_steal(&b, NULL);
 	k->token = calloc(1, sizeof(*k->token));
-	if (!k->token_text || !k->token)
+	if (!k->token)
 		return err_set(e, ERR_NOMEM, "no memory");
-	if (join_token_parse(k->token_text, k->token, e))
-		return err_wrap(e, "join_token_file %s", path);
-	if (k->token->expires_ms > 0 && k->token->expires_ms < clock_real_ms())
-		return err_set(e, ERR_DENIED, "the join token in %s has expired: make a new one with `ephemeral admin node token`",
-				path);
-	return 0;
+	return identity_read_token(path, &k->token_text, k->token, e);
 }
 
 static int reserve(struct keeper *k, struct err *e)
