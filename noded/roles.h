@@ -18,10 +18,12 @@
 #define BROKER_FD_KILL 6    /* the VMM's cgroup.kill, write only: "1" kills the VM whether or not keeper lives */
 
 /* channel: own uid, no network, one per VM. */
-#define CHANNEL_FD_BROKER 3  /* frames to broker */
-#define CHANNEL_FD_GUEST 4   /* byte stream to the guest's serial port */
-#define CHANNEL_FD_QMP 5     /* byte stream to the VMM's monitor */
+#define CHANNEL_FD_BROKER 3  /* frames to broker; of a golden VM, which has none, to keeper */
+#define CHANNEL_FD_GUEST 4   /* byte stream to the guest, or the listening socket that its one stream comes from */
+#define CHANNEL_FD_CONTROL 5 /* byte stream to the VMM: its monitor (QMP), or its API's socket */
 #define CHANNEL_FD_CONSOLE 6 /* pipe: the VM's console and the VMM's stdout and stderr */
+#define CHANNEL_FD_PLAN 7    /* sealed memfd: which VMM, and how it is to start (vmm/plan.h) */
+#define CHANNEL_FD_EVENTS 8  /* pipe: events of the VMM; Cloud Hypervisor only */
 
 /* jail stage: root until it execs. */
 #define JAIL_FD_JOB 3    /* sealed memfd with one job description (jail/job.h) */

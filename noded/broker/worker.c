@@ -349,6 +349,7 @@ void worker_frame(struct broker *b, uint8_t type, const uint8_t *body, size_t n)
 			files_credit(b, wire_u32(&r));
 		break;
 	case RF_CB_CONSOLE: console(b, body, n); break;
+	case RF_CB_GUEST_OPEN: break; /* the hello follows */
 	default: session_end(b, ERRCODE_CHANNEL_LOST, "The channel sent a frame of unknown type %u.", type); break;
 	}
 }

@@ -1,13 +1,15 @@
 /*
  * The channel role: `noded --role channel`, one per VM, own uid, empty network, no secret. It is where every byte of the guest and
- * of the VMM is parsed (guest.c, qmp.c); the broker gets only what was decoded and written again. Owns the serial stream, the
- * monitor, the console pipe and the socket to the broker; lives as long as the broker does.
+ * of the VMM is parsed (guest.c, control.h); the broker gets only what was decoded and written again. Owns the guest's stream, the
+ * VMM's control, the console pipe and the socket to the broker; lives as long as the broker does. (A golden VM has no broker:
+ * keeper has its end of the socket.)
  *
  * One libevent loop, one thread, nothing blocks. Back-pressure: the guest has credit for events only as the broker takes them, and
  * its stream is not read while much waits for the broker.
  */
+#include "channel/console.h"
+#include "channel/control.h"
 #include "channel/guest.h"
-#include "channel/qmp.h"
 #include "roles.h"
 
 #include "common/framed.h"
@@ -24,6 +26,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #define BROKER_QUEUE_MAX (16 * 1024 * 1024)
@@ -31,24 +34,26 @@
 #define GUEST_READ_MAX (GUEST_FRAME_MAX + 4 + 65536)
 /* Above it the guest does not read: a setup and what credit allows are less than half of it. */
 #define GUEST_OUT_MAX (1024 * 1024)
-#define CONSOLE_KEEP (16 * 1024)
-#define CONSOLE_SEND 2048
-#define CONSOLE_LOG 512
-#define CONSOLE_BOOT_MS 1000 /* while booting the console goes to the broker this often, if it said something */
+#define SNAPSHOT_FDS_MAX 4
 
 struct channel {
 	struct event_base *base;
 	struct framed *broker;
 	struct guest_peer *guest;
-	struct qmp *qmp;
-	struct bufferevent *guest_stream, *qmp_stream;
-	struct event *console_event, *console_timer;
-	char console[CONSOLE_KEEP]; /* ring */
-	size_t console_len, console_next;
-	bool console_new; /* bytes came since it was last sent */
+	struct vmm_plan plan;
+	struct control *control;
+	struct console *console;
+	struct bufferevent *guest_stream; /* NULL while the guest has not connected */
+	struct bufferevent *control_stream;
+	struct evbuffer *early; /* for the guest, until it has connected */
+	struct event *answer;   /* deadline of what the VMM was asked last */
+	const char *asked;      /* what that is */
+	int snapshot_fds[SNAPSHOT_FDS_MAX];
+	size_t snapshot_fd_count;
 	bool guest_paused;
 	bool guest_over; /* broke the protocol: its stream is not read any more */
 	bool guest_deaf; /* takes nothing of what it was sent, and it is too much to keep */
+	bool control_over;
 	int status;
 };
 
@@ -78,91 +83,14 @@ static void to_broker_text(struct channel *c, uint8_t type, const char *text)
 	buf_free(&b);
 }
 
-/* --- console ------------------------------------------------------------------------------------------------------------------ */
-
-static void console_add(struct channel *c, const char *bytes, size_t n)
+static void on_console(void *arg, const char *bytes, size_t n)
 {
-	for (size_t i = 0; i < n; i++) {
-		c->console[c->console_next] = bytes[i];
-		c->console_next = (c->console_next + 1) % CONSOLE_KEEP;
-	}
-	c->console_len = c->console_len + n < CONSOLE_KEEP ? c->console_len + n : CONSOLE_KEEP;
-	c->console_new = c->console_new || n > 0;
+	to_broker(arg, RF_CB_CONSOLE, bytes, n);
 }
 
-/* The last bytes of it, `size` at most. */
-static size_t console_tail(const struct channel *c, char *out, size_t size)
+static bool console_booting(void *arg)
 {
-	size_t n = c->console_len < size ? c->console_len : size;
-
-	for (size_t i = 0; i < n; i++)
-		out[i] = c->console[(c->console_next + CONSOLE_KEEP - n + i) % CONSOLE_KEEP];
-	return n;
-}
-
-/* Sends it, if there are bytes that the broker has not seen. */
-static void console_send(struct channel *c)
-{
-	char tail[CONSOLE_SEND];
-	size_t n;
-
-	if (!c->console_new)
-		return;
-	c->console_new = false;
-	n = console_tail(c, tail, sizeof(tail));
-	to_broker(c, RF_CB_CONSOLE, tail, n);
-}
-
-/* For the operator: what the VMM or a dying kernel said last. Hostile text, so escaped. */
-static void console_log(const struct channel *c)
-{
-	struct buf safe = BUF_INIT(8 * CONSOLE_SEND);
-	char tail[CONSOLE_LOG];
-	size_t n = console_tail(c, tail, sizeof(tail));
-
-	if (n > 0 && text_safe(&safe, tail, n, false) && buf_cstr(&safe))
-		log_info("the VM is gone console=\"%s\"", buf_cstr(&safe));
-	buf_free(&safe);
-}
-
-static void on_console(evutil_socket_t fd, short what, void *arg);
-
-/* Before the end: what is still in the pipe, as much as a pipe holds. */
-static void console_drain(struct channel *c)
-{
-	for (int i = 0; i < 32 && event_pending(c->console_event, EV_READ, NULL); i++)
-		on_console(CHANNEL_FD_CONSOLE, EV_READ, c);
-}
-
-static void on_console(evutil_socket_t fd, short what, void *arg)
-{
-	struct channel *c = arg;
-	char bytes[4096];
-	ssize_t n = read(fd, bytes, sizeof(bytes));
-
-	(void)what;
-	if (n > 0) {
-		console_add(c, bytes, (size_t)n);
-		return;
-	}
-	if (n < 0 && (errno == EAGAIN || errno == EINTR))
-		return;
-	/* The VMM is gone; keeper says how. What it said last goes first. */
-	event_del(c->console_event);
-	console_log(c);
-	console_send(c);
-}
-
-static void on_console_timer(evutil_socket_t fd, short what, void *arg)
-{
-	struct channel *c = arg;
-
-	(void)fd;
-	(void)what;
-	if (guest_peer_booting(c->guest))
-		console_send(c);
-	else
-		event_del(c->console_timer);
+	return guest_peer_booting(((struct channel *)arg)->guest);
 }
 
 /* --- guest -------------------------------------------------------------------------------------------------------------------- */
@@ -174,26 +102,28 @@ static void on_console_timer(evutil_socket_t fd, short what, void *arg)
 static void to_guest(void *arg, const void *bytes, size_t n)
 {
 	struct channel *c = arg;
-	struct evbuffer *out = bufferevent_get_output(c->guest_stream);
+	struct evbuffer *out = c->guest_stream ? bufferevent_get_output(c->guest_stream) : c->early;
 
 	if (c->guest_deaf || c->guest_over)
 		return;
-	if (evbuffer_get_length(out) + n > GUEST_OUT_MAX || bufferevent_write(c->guest_stream, bytes, n) != 0)
+	if (evbuffer_get_length(out) + n > GUEST_OUT_MAX || evbuffer_add(out, bytes, n) != 0)
 		c->guest_deaf = true;
 }
 
 /* The first breach counts; nothing after it is read, and nothing is sent any more. */
 static void guest_broke(struct channel *c, const char *what)
 {
-	struct evbuffer *in = bufferevent_get_input(c->guest_stream);
-
 	if (c->guest_over)
 		return;
 	c->guest_over = true;
-	bufferevent_disable(c->guest_stream, EV_READ | EV_WRITE);
-	evbuffer_drain(in, evbuffer_get_length(in));
+	if (c->guest_stream) {
+		struct evbuffer *in = bufferevent_get_input(c->guest_stream);
+
+		bufferevent_disable(c->guest_stream, EV_READ | EV_WRITE);
+		evbuffer_drain(in, evbuffer_get_length(in));
+	}
 	log_warn("guest broke the protocol what=\"%s\"", what);
-	console_send(c);
+	console_send(c->console);
 	to_broker_text(c, RF_CB_PROTOCOL, what);
 }
 
@@ -243,50 +173,133 @@ static void on_stream_event(struct bufferevent *bev, short what, void *arg)
 {
 	struct channel *c = arg;
 
-	log_debug("stream over which=%s what=%d", bev == c->qmp_stream ? "qmp" : "guest", what);
+	log_debug("stream over which=%s what=%d", bev == c->control_stream ? "control" : "guest", what);
 	bufferevent_disable(bev, EV_READ | EV_WRITE);
 }
 
-/* --- monitor ------------------------------------------------------------------------------------------------------------------ */
+/* --- control of the VMM ------------------------------------------------------------------------------------------------------- */
 
-static void qmp_send(void *arg, const char *line, size_t n)
+/* It cannot be controlled any more, which ends the VM: the broker says so to keeper. */
+static void control_broke(struct channel *c, const char *why)
+{
+	char text[ERR_TEXT_MAX + 8];
+
+	if (c->control_over)
+		return;
+	c->control_over = true;
+	event_del(c->answer);
+	bufferevent_disable(c->control_stream, EV_READ);
+	log_warn("control of the VMM is over how=%s what=\"%s\"", control_name(c->control), why);
+	console_send(c->console);
+	if (text_fmt(text, sizeof(text), "%s: %s", control_name(c->control), why))
+		to_broker_text(c, RF_CB_VMM_EVENT, text);
+}
+
+static void control_send(void *arg, const void *bytes, size_t n)
 {
 	struct channel *c = arg;
 
-	if (bufferevent_write(c->qmp_stream, line, n) != 0)
+	if (bufferevent_write(c->control_stream, bytes, n) != 0)
 		stop(c, 1);
 }
 
-static void qmp_up(void *arg)
+/* Past the buffer: a descriptor goes with the very write that it belongs to. */
+static int control_send_fd(void *arg, const void *bytes, size_t n, int fd, struct err *e)
+{
+	union {
+		struct cmsghdr head;
+		char space[CMSG_SPACE(sizeof(int))];
+	} control = { .space = { 0 } };
+	struct channel *c = arg;
+	struct iovec part = { .iov_base = (void *)bytes, .iov_len = n };
+	struct msghdr m = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control) };
+	struct cmsghdr *head = CMSG_FIRSTHDR(&m);
+
+	if (evbuffer_get_length(bufferevent_get_output(c->control_stream)) > 0)
+		return err_set(e, ERR_UNAVAILABLE, "the VMM does not read");
+	*head = (struct cmsghdr){ .cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS };
+	memcpy(CMSG_DATA(head), &fd, sizeof(fd));
+	if (sendmsg(CHANNEL_FD_CONTROL, &m, MSG_NOSIGNAL | MSG_DONTWAIT) != (ssize_t)n)
+		return err_set_errno(e, "send a descriptor to the VMM");
+	return 0;
+}
+
+static void control_known(void *arg)
+{
+	(void)arg;
+}
+
+static void control_up(void *arg)
 {
 	to_broker(arg, RF_CB_VMM_UP, NULL, 0);
 }
 
-static void qmp_event(void *arg, const char *name)
+static void control_event(void *arg, const char *name)
 {
 	struct channel *c = arg;
 
-	console_send(c);
+	console_send(c->console);
 	to_broker_text(c, RF_CB_VMM_EVENT, name);
 }
 
-static void on_qmp_read(struct bufferevent *bev, void *arg)
+static void control_guest_open(void *arg)
+{
+	to_broker(arg, RF_CB_GUEST_OPEN, NULL, 0);
+}
+
+static void close_snapshot_fds(struct channel *c)
+{
+	for (size_t i = 0; i < c->snapshot_fd_count; i++)
+		close(c->snapshot_fds[i]);
+	c->snapshot_fd_count = 0;
+}
+
+static void control_snapshot_over(void *arg, const char *why)
+{
+	struct buf b = BUF_INIT(ERR_TEXT_MAX + 64);
+	struct channel *c = arg;
+
+	wire_put_bool(&b, why == NULL);
+	wire_put_str(&b, why);
+	to_broker(c, RF_CB_SNAPSHOT, b.data, b.len);
+	buf_free(&b);
+	close_snapshot_fds(c);
+}
+
+static void control_wait(void *arg, const char *what)
+{
+	struct channel *c = arg;
+	struct timeval tv = { .tv_sec = c->plan.answer_ms / 1000, .tv_usec = c->plan.answer_ms % 1000 * 1000 };
+
+	c->asked = what;
+	if (!what)
+		event_del(c->answer);
+	else if (c->plan.answer_ms > 0 && event_add(c->answer, &tv) != 0)
+		stop(c, 1);
+}
+
+static void on_answer_late(evutil_socket_t fd, short what, void *arg)
+{
+	struct channel *c = arg;
+	char text[128];
+
+	(void)fd;
+	(void)what;
+	if (text_fmt(text, sizeof(text), "no answer to %s within %u ms", c->asked, c->plan.answer_ms))
+		control_broke(c, text);
+}
+
+static void on_control_read(struct bufferevent *bev, void *arg)
 {
 	struct channel *c = arg;
 	struct evbuffer *in = bufferevent_get_input(bev);
-	char bytes[4096], text[ERR_TEXT_MAX + 8];
+	char bytes[4096];
 	struct err e;
 	int n;
 
-	while ((n = evbuffer_remove(in, bytes, sizeof(bytes))) > 0) {
-		if (qmp_feed(c->qmp, bytes, (size_t)n, &e) == 0)
-			continue;
-		bufferevent_disable(bev, EV_READ);
-		log_warn("monitor broke its protocol what=\"%s\"", e.text);
-		if (text_fmt(text, sizeof(text), "qmp: %s", e.text))
-			to_broker_text(c, RF_CB_VMM_EVENT, text);
-		return;
-	}
+	while (!c->control_over && (n = evbuffer_remove(in, bytes, sizeof(bytes))) > 0)
+		if (control_feed(c->control, bytes, (size_t)n, &e))
+			control_broke(c, e.text);
 }
 
 /* --- broker ------------------------------------------------------------------------------------------------------------------- */
@@ -346,6 +359,23 @@ static int take_stop(struct channel *c, const uint8_t *body, size_t n, struct er
 	return 0;
 }
 
+static int take_snapshot(struct channel *c, const int *fds, size_t fd_count, struct err *e)
+{
+	if (c->plan.start != VMM_GOLDEN || c->snapshot_fd_count > 0 || fd_count > SNAPSHOT_FDS_MAX)
+		return err_set(e, ERR_PROTOCOL, "snapshot of a VM that none is made of");
+	for (size_t i = 0; i < fd_count; i++) {
+		c->snapshot_fds[i] = fcntl(fds[i], F_DUPFD_CLOEXEC, 3);
+		if (c->snapshot_fds[i] < 0)
+			return err_set_errno(e, "descriptors of a snapshot");
+		c->snapshot_fd_count++;
+	}
+	if (c->control_over)
+		control_snapshot_over(c, "control of the VMM is over");
+	else
+		control_snapshot(c->control, c->snapshot_fds, c->snapshot_fd_count);
+	return 0;
+}
+
 static int take_frame(struct channel *c, uint8_t type, const uint8_t *body, size_t n, struct err *e)
 {
 	switch (type) {
@@ -367,10 +397,12 @@ static void on_broker_frame(void *arg, uint8_t type, const uint8_t *body, size_t
 {
 	struct channel *c = arg;
 	struct err e;
+	int rc;
 
+	rc = type == RF_CH_SNAPSHOT ? take_snapshot(c, fds, fd_count, &e) : take_frame(c, type, body, n, &e);
 	for (size_t i = 0; i < fd_count; i++)
 		close(fds[i]);
-	if (take_frame(c, type, body, n, &e) == 0) {
+	if (rc == 0) {
 		if (c->guest_deaf)
 			guest_broke(c, "the guest does not read what it is sent");
 		return;
@@ -386,7 +418,7 @@ static void on_broker_end(void *arg, const struct err *e)
 
 	if (e)
 		log_error("broker socket error=\"%s\"", e->text);
-	console_drain(c);
+	console_drain(c->console);
 	stop(c, e ? 1 : 0);
 }
 
@@ -409,9 +441,8 @@ static struct bufferevent *open_stream(struct channel *c, int fd, bufferevent_da
 	return NULL;
 }
 
-static int open_all(struct channel *c, struct err *e)
+static int open_broker(struct channel *c, struct err *e)
 {
-	const struct timeval boot = { .tv_sec = CONSOLE_BOOT_MS / 1000, .tv_usec = CONSOLE_BOOT_MS % 1000 * 1000 };
 	struct framed_options opt = {
 		.fd = CHANNEL_FD_BROKER,
 		.max_frame = ROLE_FRAME_MAX,
@@ -421,42 +452,77 @@ static int open_all(struct channel *c, struct err *e)
 		.on_drained = on_broker_drained,
 		.arg = c,
 	};
-	struct guest_peer_ops guest_ops = { .send = to_guest, .emit = to_broker, .arg = c };
-	struct qmp_ops qmp_ops = { .send = qmp_send, .on_up = qmp_up, .on_event = qmp_event, .arg = c };
 
 	if (framed_new(c->base, &opt, &c->broker, e))
 		return err_wrap(e, "descriptor %d", CHANNEL_FD_BROKER);
-	c->guest = guest_peer_new(&guest_ops);
-	c->qmp = qmp_new(&qmp_ops);
-	if (!c->guest || !c->qmp)
+	return 0;
+}
+
+static int open_guest(struct channel *c, struct err *e)
+{
+	struct guest_peer_ops ops = { .send = to_guest, .emit = to_broker, .arg = c };
+
+	c->guest = guest_peer_new(&ops);
+	c->early = evbuffer_new();
+	if (!c->guest || !c->early)
 		return err_set(e, ERR_NOMEM, "no memory");
 	c->guest_stream = open_stream(c, CHANNEL_FD_GUEST, on_guest_read, GUEST_READ_MAX);
-	c->qmp_stream = open_stream(c, CHANNEL_FD_QMP, on_qmp_read, 65536);
-	if (!c->guest_stream || !c->qmp_stream || evutil_make_socket_nonblocking(CHANNEL_FD_CONSOLE) != 0)
-		return err_set(e, ERR_IO, "descriptors %d to %d (this role is started by noded itself)", CHANNEL_FD_GUEST,
-				CHANNEL_FD_CONSOLE);
-	c->console_event = event_new(c->base, CHANNEL_FD_CONSOLE, EV_READ | EV_PERSIST, on_console, c);
-	c->console_timer = event_new(c->base, -1, EV_PERSIST, on_console_timer, c);
-	if (!c->console_event || !c->console_timer || event_add(c->console_event, NULL) != 0 ||
-			event_add(c->console_timer, &boot) != 0)
+	if (!c->guest_stream)
+		return err_set(e, ERR_IO, "descriptor %d (this role is started by noded itself)", CHANNEL_FD_GUEST);
+	return 0;
+}
+
+static int open_control(struct channel *c, struct err *e)
+{
+	struct control_ops ops = {
+		.send = control_send,
+		.send_fd = control_send_fd,
+		.on_known = control_known,
+		.on_up = control_up,
+		.on_event = control_event,
+		.on_guest_open = control_guest_open,
+		.on_snapshot = control_snapshot_over,
+		.on_wait = control_wait,
+		.arg = c,
+	};
+
+	c->answer = event_new(c->base, -1, 0, on_answer_late, c);
+	c->control = control_new(&c->plan, &ops);
+	if (!c->answer || !c->control)
 		return err_set(e, ERR_NOMEM, "no memory");
+	c->control_stream = open_stream(c, CHANNEL_FD_CONTROL, on_control_read, 65536);
+	if (!c->control_stream)
+		return err_set(e, ERR_IO, "descriptor %d (this role is started by noded itself)", CHANNEL_FD_CONTROL);
+	return 0;
+}
+
+static int open_all(struct channel *c, struct err *e)
+{
+	struct console_ops console = { .send = on_console, .booting = console_booting, .arg = c };
+
+	if (open_broker(c, e) || vmm_plan_read(CHANNEL_FD_PLAN, &c->plan, e) || open_guest(c, e) || open_control(c, e) ||
+			console_new(c->base, CHANNEL_FD_CONSOLE, &console, &c->console, e))
+		return -1;
 	return 0;
 }
 
 static void close_all(struct channel *c)
 {
-	if (c->console_event)
-		event_free(c->console_event);
-	if (c->console_timer)
-		event_free(c->console_timer);
+	close_snapshot_fds(c);
+	console_free(c->console);
+	if (c->answer)
+		event_free(c->answer);
 	if (c->guest_stream)
 		bufferevent_free(c->guest_stream);
-	if (c->qmp_stream)
-		bufferevent_free(c->qmp_stream);
+	if (c->control_stream)
+		bufferevent_free(c->control_stream);
+	if (c->early)
+		evbuffer_free(c->early);
 	if (c->broker)
 		framed_free(c->broker);
 	guest_peer_free(c->guest);
-	qmp_free(c->qmp);
+	control_free(c->control);
+	vmm_plan_free(&c->plan);
 	event_base_free(c->base);
 	free(c);
 }
@@ -480,6 +546,8 @@ int channel_main(void)
 		close_all(c);
 		return 1;
 	}
+	if (control_start(c->control, &e))
+		control_broke(c, e.text);
 	if (event_base_dispatch(c->base) < 0)
 		c->status = 1;
 	framed_flush(c->broker, 1000);

@@ -1,9 +1,9 @@
 /*
- * QMP, as much of it as watching a VM takes (qmp.h). Owns one line of input at most.
+ * QEMU's monitor (QMP), as much of it as starting and watching a VM takes (control.h). Owns one line of input at most.
  *
  *   greeting -> capabilities -> up
  */
-#include "channel/qmp.h"
+#include "channel/control.h"
 
 #include "common/buf.h"
 #include "common/json.h"
@@ -19,32 +19,56 @@
 enum state { Q_GREETING, Q_CAPABILITIES, Q_UP };
 
 struct qmp {
-	struct qmp_ops ops;
+	const struct vmm_plan *plan;
+	struct control_ops ops;
 	enum state state;
 	unsigned int events;
+	bool guest_opened;
 	struct buf line;
 };
 
-struct qmp *qmp_new(const struct qmp_ops *ops)
+static void *qmp_make(const struct vmm_plan *plan, const struct control_ops *ops)
 {
 	struct qmp *q = calloc(1, sizeof(*q));
 
 	if (!q)
 		return NULL;
+	q->plan = plan;
 	q->ops = *ops;
 	buf_init(&q->line, LINE_MAX_BYTES);
 	return q;
 }
 
-void qmp_free(struct qmp *q)
+static void qmp_free(void *state)
 {
-	if (!q)
-		return;
+	struct qmp *q = state;
+
 	buf_free(&q->line);
 	free(q);
 }
 
-static int take_event(struct qmp *q, const char *name, struct err *e)
+/* QEMU speaks first. */
+static int qmp_start(void *state, struct err *e)
+{
+	struct qmp *q = state;
+
+	if (q->plan->start == VMM_CLONE)
+		return err_set(e, ERR_INVALID, "QEMU starts no clones here");
+	return 0;
+}
+
+/* --- what it says ------------------------------------------------------------------------------------------------------------- */
+
+/* The guest's port was opened from inside. The agent opens it once; that it closes it shows on the stream. */
+static void take_port(struct qmp *q, const struct json *data)
+{
+	if (q->guest_opened || !data || !json_get_bool(data, "open", false))
+		return;
+	q->guest_opened = true;
+	q->ops.on_guest_open(q->ops.arg);
+}
+
+static int take_event(struct qmp *q, const struct json *v, const char *name, struct err *e)
 {
 	static const char *const watched[] = { "RESET", "SHUTDOWN", "GUEST_PANICKED" };
 
@@ -53,27 +77,34 @@ static int take_event(struct qmp *q, const char *name, struct err *e)
 	for (size_t i = 0; i < sizeof(watched) / sizeof(watched[0]); i++)
 		if (strcmp(name, watched[i]) == 0)
 			q->ops.on_event(q->ops.arg, watched[i]);
+	if (strcmp(name, "VSERPORT_CHANGE") == 0)
+		take_port(q, json_get(v, "data"));
+	return 0;
+}
+
+static int take_greeting(struct qmp *q, const struct json *v, struct err *e)
+{
+	static const char capabilities[] = "{\"execute\":\"qmp_capabilities\",\"id\":1}\n";
+	const struct json *greeting = json_get(v, "QMP");
+
+	if (!greeting || json_type(greeting) != JSON_OBJECT)
+		return err_set(e, ERR_PROTOCOL, "the first message is no greeting");
+	q->state = Q_CAPABILITIES;
+	q->ops.on_known(q->ops.arg);
+	q->ops.send(q->ops.arg, capabilities, sizeof(capabilities) - 1);
 	return 0;
 }
 
 static int take_message(struct qmp *q, const struct json *v, struct err *e)
 {
-	static const char capabilities[] = "{\"execute\":\"qmp_capabilities\",\"id\":1}\n";
 	const char *event = json_get_text(v, "event");
 
 	if (json_type(v) != JSON_OBJECT)
 		return err_set(e, ERR_PROTOCOL, "a message is no object");
-	if (q->state == Q_GREETING) {
-		const struct json *greeting = json_get(v, "QMP");
-
-		if (!greeting || json_type(greeting) != JSON_OBJECT)
-			return err_set(e, ERR_PROTOCOL, "the first message is no greeting");
-		q->state = Q_CAPABILITIES;
-		q->ops.send(q->ops.arg, capabilities, sizeof(capabilities) - 1);
-		return 0;
-	}
+	if (q->state == Q_GREETING)
+		return take_greeting(q, v, e);
 	if (event)
-		return take_event(q, event, e);
+		return take_event(q, v, event, e);
 	if (q->state == Q_CAPABILITIES && json_get(v, "return") && json_get_int(v, "id", 0) == 1) {
 		q->state = Q_UP;
 		q->ops.on_up(q->ops.arg);
@@ -99,8 +130,10 @@ static int take_line(struct qmp *q, struct err *e)
 	return rc;
 }
 
-int qmp_feed(struct qmp *q, const char *bytes, size_t n, struct err *e)
+static int qmp_feed(void *state, const char *bytes, size_t n, struct err *e)
 {
+	struct qmp *q = state;
+
 	while (n > 0) {
 		const char *end = memchr(bytes, '\n', n);
 		size_t part = end ? (size_t)(end - bytes) : n;
@@ -117,3 +150,23 @@ int qmp_feed(struct qmp *q, const char *bytes, size_t n, struct err *e)
 	}
 	return 0;
 }
+
+/* --- what it is asked --------------------------------------------------------------------------------------------------------- */
+
+static void qmp_snapshot(void *state, const int *fds, size_t fd_count)
+{
+	struct qmp *q = state;
+
+	(void)fds;
+	(void)fd_count;
+	q->ops.on_snapshot(q->ops.arg, "QEMU makes no snapshots here");
+}
+
+const struct control_driver control_qmp = {
+	.name = "qmp",
+	.make = qmp_make,
+	.free = qmp_free,
+	.start = qmp_start,
+	.feed = qmp_feed,
+	.snapshot = qmp_snapshot,
+};

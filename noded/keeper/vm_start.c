@@ -45,8 +45,9 @@ static const char *const role_names[SLOT_ROLES] = { "broker", "channel", "vmm" }
 
 /* Descriptors that are made for the start and closed when it is over; the processes have their copies. */
 struct start_fds {
-	int keeper_broker[2], broker_channel[2], guest[2], qmp[2], console[2];
+	int keeper_broker[2], broker_channel[2];
 	int kill;
+	struct vmm_wires wires; /* of VMM and channel; the driver's */
 };
 
 static void close_pair(int fd[2])
@@ -60,21 +61,44 @@ static void close_fds(struct start_fds *f)
 {
 	close_pair(f->keeper_broker);
 	close_pair(f->broker_channel);
-	close_pair(f->guest);
-	close_pair(f->qmp);
-	close_pair(f->console);
+	vmm_wires_close(&f->wires);
 	if (f->kill >= 0)
 		close(f->kill);
 }
 
+/* dir: room for the path that it points to. */
+static int vmm_params(const struct vm *vm, char *dir, size_t size, struct vmm_params *out, struct err *e)
+{
+	const int *image = vm->keeper->host.image_fd;
+
+	*out = (struct vmm_params){
+		.start = VMM_COLD,
+		.memory_mib = vm->journal.memory_mib,
+		.vcpus = vm->journal.vcpus,
+		.kernel_fd = image[IMAGE_KERNEL],
+		.initramfs_fd = image[IMAGE_INITRAMFS],
+		.rootfs_fd = image[IMAGE_ROOTFS],
+		.ram_fd = -1,
+		.state_fd = -1,
+		.dir = dir,
+	};
+	if (!text_fmt(dir, size, "%s/%s", vm->keeper->vm_dir, vm->journal.vm))
+		return err_set(e, ERR_LIMIT, "run_dir is too long");
+	return 0;
+}
+
 static int open_fds(struct vm *vm, struct start_fds *f, struct err *e)
 {
-	*f = (struct start_fds){ { -1, -1 }, { -1, -1 }, { -1, -1 }, { -1, -1 }, { -1, -1 }, -1 };
+	const struct host *h = &vm->keeper->host;
+	struct vmm_params params;
+	char dir[256];
+
+	*f = (struct start_fds){ .keeper_broker = { -1, -1 }, .broker_channel = { -1, -1 }, .kill = -1 };
 	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, f->keeper_broker) != 0 ||
-			socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, f->broker_channel) != 0 ||
-			socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, f->guest) != 0 ||
-			socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, f->qmp) != 0 || pipe2(f->console, O_CLOEXEC) != 0)
+			socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, f->broker_channel) != 0)
 		return err_set_errno(e, "make sockets");
+	if (vmm_params(vm, dir, sizeof(dir), &params, e) || h->driver->open(&h->vmm, &params, &f->wires, e))
+		return -1;
 	f->kill = cgroup_open_kill(vm->proc[SLOT_VMM].cgroup, e);
 	return f->kill < 0 ? -1 : 0;
 }
@@ -183,21 +207,14 @@ static int role_job(struct keeper *k, enum slot_role role, struct jail_job *job,
 static int vmm_job(struct vm *vm, struct jail_job *job, struct err *e)
 {
 	const struct host *h = &vm->keeper->host;
-	/* Descriptors as spawn_all orders them. */
-	const struct vmm_params p = {
-		.memory_mib = vm->journal.memory_mib,
-		.vcpus = vm->journal.vcpus,
-		.guest_fd = 3,
-		.qmp_fd = 4,
-		.kernel_fd = 6,
-		.initramfs_fd = 7,
-		.rootfs_fd = 8,
-	};
+	struct vmm_params params;
+	char dir[256];
 
 	job->nofile = VMM_NOFILE;
 	job->fsize = 0; /* it has nothing to write to */
-	job->stdio_fd = 5;
-	return h->driver->describe(&h->vmm, &p, job, e);
+	if (vmm_params(vm, dir, sizeof(dir), &params, e))
+		return -1;
+	return h->driver->describe(&h->vmm, &params, job, e);
 }
 
 static int fill_job(struct vm *vm, enum slot_role role, struct jail_job *job, struct err *e)
@@ -348,12 +365,11 @@ static int spawn(struct vm *vm, enum slot_role role, const int *fds, size_t coun
 static int spawn_all(struct vm *vm, struct start_fds *f, struct err *e)
 {
 	const int broker[] = { f->keeper_broker[1], f->broker_channel[0], vm->spool_fd, f->kill };
-	const int channel[] = { f->broker_channel[1], f->guest[0], f->qmp[0], f->console[0] };
-	const int *image = vm->keeper->host.image_fd;
-	const int vmm[] = { f->guest[1], f->qmp[1], f->console[1], image[IMAGE_KERNEL], image[IMAGE_INITRAMFS],
-		image[IMAGE_ROOTFS] };
+	int channel[1 + VMM_WIRES_MAX] = { f->broker_channel[1] };
 
-	if (spawn(vm, SLOT_VMM, vmm, 6, e) || spawn(vm, SLOT_CHANNEL, channel, 4, e) || spawn(vm, SLOT_BROKER, broker, 4, e))
+	memcpy(channel + 1, f->wires.channel, f->wires.channel_count * sizeof(int));
+	if (spawn(vm, SLOT_VMM, f->wires.vmm, f->wires.vmm_count, e) ||
+			spawn(vm, SLOT_CHANNEL, channel, 1 + f->wires.channel_count, e) || spawn(vm, SLOT_BROKER, broker, 4, e))
 		return -1;
 	if (broker_side_open(vm, f->keeper_broker[0], e)) {
 		f->keeper_broker[0] = -1; /* taken over also when it fails */

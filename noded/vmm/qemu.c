@@ -29,6 +29,9 @@
 #define OVERHEAD_TCG_MIB 320
 #define OVERHEAD_KVM_MIB 160
 
+/* The VMM's descriptors, in the order of qemu_open. */
+enum qemu_fd { FD_GUEST = 3, FD_QMP, FD_CONSOLE, FD_KERNEL, FD_INITRAMFS, FD_ROOTFS };
+
 /* --- probe -------------------------------------------------------------------------------------------------------------------- */
 
 /* Reads what the child prints until EOF or the deadline. */
@@ -117,6 +120,40 @@ static int qemu_probe(struct vmm_host *host, struct err *e)
 	return 0;
 }
 
+/* --- descriptors ---------------------------------------------------------------------------------------------------------------
+ */
+
+static int lend_image(const struct vmm_params *p, struct vmm_wires *w)
+{
+	if (vmm_wires_lend(w, p->kernel_fd) || vmm_wires_lend(w, p->initramfs_fd) || vmm_wires_lend(w, p->rootfs_fd))
+		return -1;
+	return 0;
+}
+
+static int qemu_open(const struct vmm_host *host, const struct vmm_params *p, struct vmm_wires *w, struct err *e)
+{
+	struct vmm_plan plan = {
+		.kind = VMM_QEMU,
+		.start = (uint8_t)p->start,
+		.memory_mib = p->memory_mib,
+		.vcpus = p->vcpus,
+		.ram_fd = -1,
+		.state_fd = -1,
+	};
+	int console[2], fd;
+
+	(void)host;
+	/* The guest's stream, then the monitor's: FD_GUEST and FD_QMP, CHANNEL_FD_GUEST and CHANNEL_FD_CONTROL. */
+	if (vmm_wires_pair(w) || vmm_wires_pair(w) || pipe2(console, O_CLOEXEC) != 0)
+		return err_set_errno(e, "make sockets");
+	if (vmm_wires_channel(w, console[0]) + vmm_wires_vmm(w, console[1]) != 0 || lend_image(p, w))
+		return err_set_errno(e, "descriptors of the VMM");
+	fd = vmm_plan_write(&plan, e);
+	if (fd < 0)
+		return -1;
+	return vmm_wires_channel(w, fd) == 0 ? 0 : err_set_errno(e, "descriptors of the channel");
+}
+
 /* --- describe ----------------------------------------------------------------------------------------------------------------- */
 
 /* One argument, formatted. */
@@ -163,13 +200,13 @@ static bool machine_args(const struct vmm_host *host, const struct vmm_params *p
 	       arg(job, "-nodefaults") && arg(job, "-no-user-config") && ARG2(job, "-display", "none") && arg(job, "-no-reboot");
 }
 
-static bool device_args(const struct vmm_params *p, struct jail_job *job)
+static bool device_args(struct jail_job *job)
 {
 	return ARG2(job, "-chardev", "stdio,id=console,signal=off") && ARG2(job, "-serial", "chardev:console") &&
-	       ARG2(job, "-device", "virtio-serial-device") && ARG2(job, "-chardev", "socket,id=guest,fd=%d", p->guest_fd) &&
-	       ARG2(job, "-device", "virtserialport,chardev=guest,name=%s", GUEST_PORT_NAME) &&
-	       ARG2(job, "-chardev", "socket,id=qmp,fd=%d", p->qmp_fd) && ARG2(job, "-mon", "chardev=qmp,mode=control") &&
-	       ARG2(job, "-drive", "id=root,file=/proc/self/fd/%d,format=raw,if=none,readonly=on", p->rootfs_fd) &&
+	       ARG2(job, "-device", "virtio-serial-device") && ARG2(job, "-chardev", "socket,id=guest,fd=%d", FD_GUEST) &&
+	       ARG2(job, "-device", "virtserialport,id=port,chardev=guest,name=%s", GUEST_PORT_NAME) &&
+	       ARG2(job, "-chardev", "socket,id=qmp,fd=%d", FD_QMP) && ARG2(job, "-mon", "chardev=qmp,mode=control") &&
+	       ARG2(job, "-drive", "id=root,file=/proc/self/fd/%d,format=raw,if=none,readonly=on", FD_ROOTFS) &&
 	       ARG2(job, "-device", "virtio-blk-device,drive=root");
 }
 
@@ -195,12 +232,13 @@ static bool tree(const struct vmm_host *host, struct jail_job *job)
 static int qemu_describe(const struct vmm_host *host, const struct vmm_params *p, struct jail_job *job, struct err *e)
 {
 	bool ok = arg(job, "%s", host->binary) && machine_args(host, p, job) &&
-		  ARG2(job, "-kernel", "/proc/self/fd/%d", p->kernel_fd) &&
-		  ARG2(job, "-initrd", "/proc/self/fd/%d", p->initramfs_fd) && kernel_args(host, job) && device_args(p, job) &&
+		  ARG2(job, "-kernel", "/proc/self/fd/%d", FD_KERNEL) && ARG2(job, "-initrd", "/proc/self/fd/%d", FD_INITRAMFS) &&
+		  kernel_args(host, job) && device_args(job) &&
 		  ARG2(job, "-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny");
 
 	if (!ok || (job->confined && !tree(host, job)))
 		return err_set(e, ERR_LIMIT, "the VMM's command line is too long");
+	job->stdio_fd = FD_CONSOLE;
 	job->group = host->kvm && !job->confined ? host->kvm_gid : 0;
 	return 0;
 }
@@ -218,6 +256,8 @@ static uint32_t qemu_pids(uint32_t vcpus)
 
 const struct vmm_driver vmm_qemu = {
 	.name = "qemu",
+	.kind = VMM_QEMU,
+	.open = qemu_open,
 	.probe = qemu_probe,
 	.describe = qemu_describe,
 	.overhead_mib = qemu_overhead_mib,

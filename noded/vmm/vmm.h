@@ -1,14 +1,17 @@
 /*
- * The seam between keeper and a virtual machine monitor: what a driver must say so that the jail can start its VMM. A driver never
- * starts or stops anything itself: start is the jail's exec, stop is the kill of the cgroup, and control (QMP) is channel's.
+ * The seam between keeper and a virtual machine monitor: what a driver must say so that the jail can start its VMM and channel can
+ * control it. A driver never starts or stops anything itself: start is the jail's exec, stop is the kill of the cgroup, and control
+ * is channel's, by the plan that the driver writes (plan.h).
  *
- * Keeper calls these at start (probe) and once a VM (describe). probe spawns the VMM's `--version` and waits up to 5 s; describe is
- * pure.
+ * Keeper calls these at start (probe) and once a VM (open, then describe). probe spawns the VMM's `--version` and waits up to 5 s;
+ * open makes descriptors and does not block; describe is pure.
  */
 #ifndef NODED_VMM_VMM_H
 #define NODED_VMM_VMM_H
 
 #include "jail/job.h"
+#include "vmm/plan.h"
+#include "vmm/wires.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -23,20 +26,25 @@ struct vmm_host {
 };
 
 struct vmm_params {
+	enum vmm_start start;
 	uint32_t memory_mib;
 	uint32_t vcpus;
-	/* Descriptor numbers in the VMM. */
-	int guest_fd; /* byte stream to channel: the guest's serial port */
-	int qmp_fd;   /* byte stream to channel: the monitor */
 	/* The very files whose hashes were checked, open for reading; the VMM opens them again as /proc/self/fd/N. */
 	int kernel_fd, initramfs_fd, rootfs_fd;
+	/* Golden and clone with QEMU: memory and state of devices; -1 = cold. */
+	int ram_fd, state_fd;
+	const char *dir; /* keeper's directory of this VM, root's alone, for sockets that need a name for a moment */
 };
 
 struct vmm_driver {
 	const char *name;
+	enum vmm_kind kind;
 	/* Is the binary there and of a version that we know? Fills version. */
 	int (*probe)(struct vmm_host *host, struct err *e);
-	/* argv, and every file of the host that the VMM needs, into the job. */
+	/* Every descriptor of VMM and channel, the plan among them. What is in the lists is the caller's to close, also on failure.
+	 */
+	int (*open)(const struct vmm_host *host, const struct vmm_params *p, struct vmm_wires *wires, struct err *e);
+	/* argv, and every file of the host that the VMM needs, into the job; which of its descriptors is its stdio. */
 	int (*describe)(const struct vmm_host *host, const struct vmm_params *p, struct jail_job *job, struct err *e);
 	/* Memory beyond the guest's own that the VMM's cgroup may use. */
 	uint32_t (*overhead_mib)(const struct vmm_host *host);

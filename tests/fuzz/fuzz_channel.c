@@ -8,8 +8,8 @@
 /* reached: 90 % of lines, 72 % of branches; the rest is mistakes of the broker and memory */
 #include "fuzz.h"
 
+#include "channel/control.h"
 #include "channel/guest.h"
-#include "channel/qmp.h"
 #include "common/buf.h"
 #include "proto/role.h"
 
@@ -35,7 +35,7 @@ static void on_emit(void *arg, uint8_t type, const void *body, size_t n)
 {
 	struct outcome *o = arg;
 
-	must(type >= RF_CB_VMM_UP && type <= RF_CB_CONSOLE);
+	must(type >= RF_CB_VMM_UP && type <= RF_CB_GUEST_OPEN);
 	must(n <= ROLE_FRAME_MAX);
 	o->frames++;
 	if (type == RF_CB_CALL) {
@@ -55,7 +55,7 @@ static struct guest_peer *prepare(unsigned int stage, const struct guest_peer_op
 {
 	struct guest_peer *p = guest_peer_new(ops);
 	struct guest_hello h = { .protocol = GUEST_PROTOCOL };
-	struct guest_setup_ack a = { .reseeded = true, .clock_set = true };
+	struct guest_setup_ack a = { .reseeded = true, .clock_set = true, .workdir = "/w", .boot_id = "b" };
 	struct buf body = BUF_INIT(1024), frame = BUF_INIT(2048);
 	struct err e;
 	size_t used;
@@ -139,11 +139,11 @@ static void run_guest(unsigned int stage, const uint8_t *data, size_t n, size_t 
 	guest_peer_free(p);
 }
 
-static void on_line(void *arg, const char *line, size_t n)
+static void on_line(void *arg, const void *line, size_t n)
 {
 	struct outcome *o = arg;
 
-	must(n > 0 && line[n - 1] == '\n');
+	must(n > 0 && ((const char *)line)[n - 1] == '\n');
 	o->to_guest += n;
 }
 
@@ -161,17 +161,43 @@ static void on_event(void *arg, const char *name)
 	buf_add_str(&o->emitted, name);
 }
 
+static void on_word(void *arg)
+{
+	(void)arg;
+}
+
+static void on_open(void *arg)
+{
+	struct outcome *o = arg;
+
+	buf_add_char(&o->emitted, 'O');
+}
+
+static void on_text(void *arg, const char *text)
+{
+	(void)arg;
+	(void)text;
+}
+
 static void run_qmp(const uint8_t *data, size_t n, size_t step, struct outcome *o)
 {
-	struct qmp_ops ops = { .send = on_line, .on_up = on_up, .on_event = on_event, .arg = o };
-	struct qmp *q = qmp_new(&ops);
+	static const struct vmm_plan plan = { .kind = VMM_QEMU, .start = VMM_COLD, .ram_fd = -1, .state_fd = -1 };
+	struct control_ops ops = { .send = on_line,
+		.on_known = on_word,
+		.on_up = on_up,
+		.on_event = on_event,
+		.on_guest_open = on_open,
+		.on_snapshot = on_text,
+		.on_wait = on_text,
+		.arg = o };
+	struct control *q = control_new(&plan, &ops);
 	struct err e;
 
 	must(q != NULL);
-	o->rc = 0;
+	o->rc = control_start(q, &e);
 	for (size_t at = 0; at < n && o->rc == 0; at += step)
-		o->rc = qmp_feed(q, (const char *)data + at, n - at < step ? n - at : step, &e);
-	qmp_free(q);
+		o->rc = control_feed(q, data + at, n - at < step ? n - at : step, &e);
+	control_free(q);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n)

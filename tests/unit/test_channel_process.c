@@ -4,6 +4,7 @@
 #include "unit.h"
 
 #include "noded/roles.h"
+#include "noded/vmm/plan.h"
 
 #include "common/clock.h"
 #include "common/text.h"
@@ -31,15 +32,17 @@ struct rig {
 	struct buf in; /* from the channel to the broker, not taken yet */
 };
 
-static void channel_child(const int theirs[4])
-{
-	int fds[4];
+#define FDS 5
 
-	for (int i = 0; i < 4; i++)
+static void channel_child(const int theirs[FDS])
+{
+	int fds[FDS];
+
+	for (int i = 0; i < FDS; i++)
 		fds[i] = fcntl(theirs[i], F_DUPFD, 100);
-	for (int i = 0; i < 4; i++)
+	for (int i = 0; i < FDS; i++)
 		dup2(fds[i], 3 + i);
-	for (int i = 7; i < 200; i++)
+	for (int i = 3 + FDS; i < 200; i++)
 		close(i);
 	_exit(channel_main());
 }
@@ -62,20 +65,25 @@ static long memory_kib(const struct rig *r)
 
 static void start(struct rig *r)
 {
-	int pairs[3][2], console[2];
+	const struct vmm_plan cold = { .kind = VMM_QEMU, .start = VMM_COLD, .ram_fd = -1, .state_fd = -1 };
+	int pairs[3][2], console[2], plan;
+	struct err e;
 
 	*r = (struct rig){ .pid = -1 };
 	buf_init(&r->in, 4 << 20);
 	for (int i = 0; i < 3; i++)
 		assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pairs[i]), 0);
 	assert_int_equal(pipe2(console, O_CLOEXEC), 0);
+	plan = vmm_plan_write(&cold, &e);
+	assert_true(plan >= 0);
 	r->pid = fork();
 	assert_true(r->pid >= 0);
 	if (r->pid == 0)
-		channel_child((const int[4]){ pairs[0][1], pairs[1][1], pairs[2][1], console[0] });
+		channel_child((const int[FDS]){ pairs[0][1], pairs[1][1], pairs[2][1], console[0], plan });
 	for (int i = 0; i < 3; i++)
 		close(pairs[i][1]);
 	close(console[0]);
+	close(plan);
 	r->broker = pairs[0][0];
 	r->guest = pairs[1][0];
 	r->qmp = pairs[2][0];

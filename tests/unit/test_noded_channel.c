@@ -2,8 +2,8 @@
 /* link: noded_core */
 #include "unit.h"
 
+#include "channel/control.h"
 #include "channel/guest.h"
-#include "channel/qmp.h"
 #include "common/text.h"
 #include "common/wire.h"
 #include "proto/model.h"
@@ -405,15 +405,17 @@ static void fatal_text(void **state)
 
 struct monitor {
 	char sent[256];
-	unsigned int up, events;
+	unsigned int up, events, known, opened;
+	bool refused;
+	const char *asked;
 	char event[64];
 };
 
-static void monitor_send(void *arg, const char *line, size_t n)
+static void monitor_send(void *arg, const void *line, size_t n)
 {
 	struct monitor *m = arg;
 
-	assert_true(text_fmt(m->sent, sizeof(m->sent), "%.*s", (int)n, line));
+	assert_true(text_fmt(m->sent, sizeof(m->sent), "%.*s", (int)n, (const char *)line));
 }
 
 static void monitor_up(void *arg)
@@ -429,14 +431,44 @@ static void monitor_event(void *arg, const char *name)
 	assert_true(text_copy(m->event, sizeof(m->event), name));
 }
 
-static struct qmp *monitor(struct monitor *m)
+static void monitor_known(void *arg)
 {
-	struct qmp_ops ops = { .send = monitor_send, .on_up = monitor_up, .on_event = monitor_event, .arg = m };
-	struct qmp *q;
+	((struct monitor *)arg)->known++;
+}
+
+static void monitor_open(void *arg)
+{
+	((struct monitor *)arg)->opened++;
+}
+
+static void monitor_snapshot(void *arg, const char *why)
+{
+	((struct monitor *)arg)->refused = why != NULL;
+}
+
+static void monitor_wait(void *arg, const char *what)
+{
+	((struct monitor *)arg)->asked = what;
+}
+
+static struct control *monitor(struct monitor *m)
+{
+	static const struct vmm_plan plan = { .kind = VMM_QEMU, .start = VMM_COLD, .ram_fd = -1, .state_fd = -1 };
+	struct control_ops ops = { .send = monitor_send,
+		.on_known = monitor_known,
+		.on_up = monitor_up,
+		.on_event = monitor_event,
+		.on_guest_open = monitor_open,
+		.on_snapshot = monitor_snapshot,
+		.on_wait = monitor_wait,
+		.arg = m };
+	struct control *q;
+	struct err e;
 
 	memset(m, 0, sizeof(*m));
-	q = qmp_new(&ops);
+	q = control_new(&plan, &ops);
 	assert_non_null(q);
+	assert_int_equal(control_start(q, &e), 0);
 	return q;
 }
 
@@ -446,21 +478,26 @@ static void qmp_talk(void **state)
 			"{\"QMP\":{\"version\":{\"qemu\":{\"micro\":22,\"minor\":2,\"major\":7}},\"capabilities\":[\"oob\"]}}\r\n";
 	static const char rest[] = "{\"return\":{},\"id\":1}\r\n{\"timestamp\":{\"seconds\":1,\"microseconds\":2},\"event\":\"RTC_"
 				   "CHANGE\",\"data\":{}}\r\n"
+				   "{\"event\":\"VSERPORT_CHANGE\",\"data\":{\"open\":true,\"id\":\"port\"}}\r\n"
+				   "{\"event\":\"VSERPORT_CHANGE\",\"data\":{\"open\":false,\"id\":\"port\"}}\r\n"
+				   "{\"event\":\"VSERPORT_CHANGE\",\"data\":{\"open\":true,\"id\":\"port\"}}\r\n"
 				   "{\"event\":\"SHUTDOWN\",\"data\":{\"guest\":true}}\r\n";
 	struct monitor m;
-	struct qmp *q = monitor(&m);
+	struct control *q = monitor(&m);
 	struct err e;
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(greeting) - 1; i++)
-		assert_int_equal(qmp_feed(q, greeting + i, 1, &e), 0);
+		assert_int_equal(control_feed(q, greeting + i, 1, &e), 0);
 	assert_non_null(strstr(m.sent, "qmp_capabilities"));
 	assert_int_equal(m.up, 0);
-	assert_int_equal(qmp_feed(q, rest, sizeof(rest) - 1, &e), 0);
+	assert_int_equal(control_feed(q, rest, sizeof(rest) - 1, &e), 0);
 	assert_int_equal(m.up, 1);
 	assert_int_equal(m.events, 1);
 	assert_string_equal(m.event, "SHUTDOWN");
-	qmp_free(q);
+	assert_int_equal(m.known, 1);
+	assert_int_equal(m.opened, 1); /* the first time counts */
+	control_free(q);
 }
 
 static void qmp_refuses(void **state)
@@ -481,17 +518,17 @@ static void qmp_refuses(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-		struct qmp *q = monitor(&m);
+		struct control *q = monitor(&m);
 
-		assert_int_equal(qmp_feed(q, bad[i], strlen(bad[i]), &e), -1);
-		qmp_free(q);
+		assert_int_equal(control_feed(q, bad[i], strlen(bad[i]), &e), -1);
+		control_free(q);
 	}
 	memset(line, ' ', sizeof(line));
 	{
-		struct qmp *q = monitor(&m);
+		struct control *q = monitor(&m);
 
-		assert_int_equal(qmp_feed(q, line, sizeof(line), &e), -1);
-		qmp_free(q);
+		assert_int_equal(control_feed(q, line, sizeof(line), &e), -1);
+		control_free(q);
 	}
 }
 

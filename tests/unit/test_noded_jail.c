@@ -168,9 +168,7 @@ static bool has_arg(const struct jail_job *j, const char *flag, const char *part
 static void qemu_command(void **state)
 {
 	struct vmm_host host = { .binary = "/usr/bin/qemu-system-x86_64", .tsc_khz = 2600000 };
-	struct vmm_params p = {
-		.memory_mib = 512, .vcpus = 2, .guest_fd = 3, .qmp_fd = 4, .kernel_fd = 6, .initramfs_fd = 7, .rootfs_fd = 8
-	};
+	struct vmm_params p = { .start = VMM_COLD, .memory_mib = 512, .vcpus = 2, .ram_fd = -1, .state_fd = -1 };
 	struct jail_job j = { .confined = true, .stdio_fd = -1 };
 	struct err e;
 
