@@ -82,8 +82,6 @@ enum role_frame {
 	RF_CH_STOP,         /* str text: ask the agent to stop (courtesy before a kill) */
 	RF_CH_SNAPSHOT, /* empty + descriptors that the driver's snapshot needs; from keeper, to the channel of a golden VM: stop
 			   the VM and write its snapshot; answered by RF_CB_SNAPSHOT */
-	RF_CH_SNAPSHOT, /* empty + descriptors that the driver's snapshot needs; from keeper, to the channel of a golden VM: stop
-			   the VM and write its snapshot; answered by RF_CB_SNAPSHOT */
 
 	/* channel -> broker */
 	RF_CB_VMM_UP = 192, /* empty: the VMM answered and the VM runs */
