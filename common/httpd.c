@@ -1,20 +1,16 @@
 /*
  * The HTTP server: sets evhttp up with every bound it knows, binds the listener, and hands whole, sane requests to the handler.
  * The rest is in httpd_conn.c (connections), httpd_req.c (requests) and httpd_scan.c (framing). One loop, one thread. Binding
- * may look a host name up and so block; do it at start.
+ * (netlisten.c) may look a host name up and so block; do it at start.
  */
 #include "httpd.h"
 
 #include "config.h"
 #include "httpd_internal.h"
 #include "log.h"
-#include "netaddr.h"
-#include "text.h"
+#include "netlisten.h"
 
 #include <errno.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -86,62 +82,6 @@ static void on_accept_error(struct evconnlistener *listener, void *arg)
 	h->full = true;
 }
 
-static int bind_one(const struct addrinfo *a)
-{
-	int on = 1, off = 0;
-	int fd = socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-
-	if (fd < 0)
-		return -1;
-	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)); /* inherited by what it accepts: 40 ms a reply otherwise */
-	if (a->ai_family == AF_INET6)
-		setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
-	if (bind(fd, a->ai_addr, a->ai_addrlen) == 0)
-		return fd;
-	close(fd);
-	return -1;
-}
-
-static int bind_listen(const char *listen, int *out, uint16_t *bound_port, struct err *e)
-{
-	struct addrinfo hints = { .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV };
-	struct addrinfo *list = NULL;
-	struct sockaddr_storage ss;
-	socklen_t len = sizeof(ss);
-	char host[256], service[16];
-	uint16_t port;
-	int fd = -1, rc;
-
-	if (config_addr(listen, host, sizeof(host), &port, e) != 0)
-		return err_wrap(e, "listen");
-	if (!text_fmt(service, sizeof(service), "%u", (unsigned)port))
-		return err_set(e, ERR_INTERNAL, "listen %s", listen);
-	rc = getaddrinfo(host[0] ? host : NULL, service, &hints, &list);
-	if (rc != 0)
-		return err_set(e, ERR_INVALID, "listen %s: %s", listen, gai_strerror(rc));
-	/* For all addresses IPv6 first: one such socket takes IPv4 as well. */
-	for (int pass = 0; pass < 2 && fd < 0; pass++) {
-		for (struct addrinfo *a = list; a && fd < 0; a = a->ai_next) {
-			if (host[0] || (pass == 0) == (a->ai_family == AF_INET6))
-				fd = bind_one(a);
-		}
-	}
-	if (fd < 0)
-		err_set_errno(e, "listen %s", listen);
-	freeaddrinfo(list);
-	if (fd < 0)
-		return -1;
-	if (getsockname(fd, (struct sockaddr *)&ss, &len) != 0) {
-		err_set_errno(e, "listen %s", listen);
-		close(fd);
-		return -1;
-	}
-	*bound_port = net_addr_port((struct sockaddr *)&ss);
-	*out = fd;
-	return 0;
-}
-
 static struct timeval interval(int ms)
 {
 	return (struct timeval){ .tv_sec = ms / 1000, .tv_usec = (ms % 1000) * 1000 };
@@ -171,19 +111,38 @@ static int set_up(struct httpd *h, struct err *e)
 	return 0;
 }
 
+static int listening(const struct httpd_options *opt, int *fd, uint16_t *port, struct err *e)
+{
+	if (opt->listen_fd <= 0)
+		return net_listen(opt->listen, fd, port, e);
+	*fd = opt->listen_fd;
+	if (net_listen_port(*fd, port, e) == 0)
+		return 0;
+	close(*fd);
+	return -1;
+}
+
 int httpd_new(struct event_base *base, const struct httpd_options *opt, struct httpd **out, struct err *e)
 {
-	struct httpd *h = calloc(1, sizeof(*h));
+	struct httpd *h;
+	uint16_t port;
 	int fd = -1;
 
 	*out = NULL;
-	if (!h)
+	if (listening(opt, &fd, &port, e) != 0)
+		return -1;
+	h = calloc(1, sizeof(*h));
+	if (!h) {
+		close(fd);
 		return err_set(e, ERR_NOMEM, "http: no memory");
+	}
+	h->port = port;
 	h->next = servers;
 	servers = h;
 	h->base = base;
 	h->opt = *opt;
-	if (set_up(h, e) != 0 || bind_listen(opt->listen, &fd, &h->port, e) != 0) {
+	if (set_up(h, e) != 0) {
+		close(fd);
 		httpd_free(h);
 		return -1;
 	}

@@ -21,10 +21,11 @@ struct http_req;
 enum http_method { HTTP_GET = 1, HTTP_POST = 2, HTTP_PUT = 4, HTTP_PATCH = 8, HTTP_DELETE = 16, HTTP_HEAD = 32, HTTP_OPTIONS = 64 };
 
 struct httpd_options {
-	const char *listen;      /* "127.0.0.1:8080", port 0 allowed */
-	size_t max_headers;      /* bytes of request line and headers; more -> 431 */
-	size_t max_body;         /* bytes; more -> 413 problem naming the limit */
-	size_t body_budget;      /* bytes of bodies in flight for the process; more -> 503 with Retry-After */
+	const char *listen; /* "127.0.0.1:8080", port 0 allowed */
+	int listen_fd;      /* above 0: a bound socket (net_listen) to use instead; closed with the server, and when it fails */
+	size_t max_headers; /* bytes of request line and headers; more -> 431 */
+	size_t max_body;    /* bytes; more -> 413 problem naming the limit */
+	size_t body_budget; /* bytes of bodies in flight for the process; more -> 503 with Retry-After */
 	int request_deadline_ms; /* first byte to last byte of a request */
 	int idle_timeout_ms;     /* keep-alive */
 	int max_connections;

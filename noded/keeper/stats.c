@@ -1,6 +1,7 @@
 /* Names, histogram and wire form of what a host counts (stats.h). Pure. */
 #include "keeper/stats.h"
 
+#include "common/metrics.h"
 #include "common/wire.h"
 
 #include <string.h>
@@ -29,14 +30,7 @@ _Static_assert(sizeof(struct stats_broker) % sizeof(uint64_t) == 0, "nothing but
 
 void stats_took(struct stats_times *t, int64_t ms)
 {
-	size_t i = 0;
-
-	if (ms < 0)
-		ms = 0;
-	while (i < STATS_BUCKETS && ms > stats_bounds_ms[i])
-		i++;
-	t->bucket[i]++;
-	t->sum_ms += (uint64_t)ms;
+	metrics_took(stats_bounds_ms, STATS_BUCKETS, t->bucket, &t->sum_ms, ms);
 }
 
 static void put(struct buf *out, const void *p, size_t bytes)
