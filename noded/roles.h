@@ -14,7 +14,7 @@
 /* broker: own uid, host network, one per VM. */
 #define BROKER_FD_KEEPER 3  /* frames to keeper */
 #define BROKER_FD_CHANNEL 4 /* frames to channel */
-#define BROKER_FD_SPOOL 5   /* the run's spool, read and write, preallocated */
+#define BROKER_FD_CTL 5     /* listening unix socket in a directory of root's alone: the way in for a keeper that comes later */
 #define BROKER_FD_KILL 6    /* the VMM's cgroup.kill, write only: "1" kills the VM whether or not keeper lives */
 
 /* channel: own uid, no network, one per VM. */

@@ -90,8 +90,7 @@ static void deadline_hit(struct broker *b, enum deadline which)
 {
 	switch (which) {
 	case DL_BOOT:
-		session_end(b, ERRCODE_VM_START_FAILED, "The guest did not say hello within %lld ms.",
-				(long long)b->ra.boot_deadline_ms);
+		session_end(b, ERRCODE_VM_START_FAILED, "The guest did not say hello within %lld ms.", (long long)b->boot_limit_ms);
 		break;
 	case DL_SETUP:
 		session_end(b, ERRCODE_WORKER_FAILED, "The worker did not take its setup within %d ms.", SETUP_DEADLINE_MS);
@@ -277,17 +276,47 @@ static void event_appended(void *arg, uint64_t seq)
 
 /* --- keeper's frames --------------------------------------------------------------------------------------------------------- */
 
-static int take_assign(struct broker *b, const uint8_t *body, size_t n, struct err *e)
+/* A VM without a run: it boots, answers the probe, and waits. */
+static int take_prepare(struct broker *b, const uint8_t *body, size_t n, struct err *e)
 {
-	struct events_options opt = { .spool = b->spool, .meter = event_meter, .appended = event_appended, .arg = b };
-	const struct spool_head *head = spool_head(b->spool);
+	struct wire_reader r;
+
+	wire_read_init(&r, body, n);
+	b->boot_limit_ms = wire_i64(&r);
+	if (wire_end(&r, "prepare", e) < 0)
+		return -1;
+	if (b->seen.prepared || b->seen.assigned || b->boot_limit_ms <= 0)
+		return err_set(e, ERR_PROTOCOL, "a prepare that comes late, or without a time");
+	b->seen.prepared = true;
+	return 0;
+}
+
+/* The spool's descriptor comes with it. */
+static int take_spool(struct broker *b, int *fds, size_t fd_count, struct err *e)
+{
+	int fd;
+
+	if (fd_count != 1)
+		return err_set(e, ERR_PROTOCOL, "an assignment with %zu descriptors, not one", fd_count);
+	fd = fds[0];
+	fds[0] = -1;
+	return spool_open(fd, true, &b->spool, e);
+}
+
+static int take_assign(struct broker *b, const uint8_t *body, size_t n, int *fds, size_t fd_count, struct err *e)
+{
+	struct events_options opt = { .meter = event_meter, .appended = event_appended, .arg = b };
+	const struct spool_head *head;
 	struct spool_tail tail;
 
 	if (b->seen.assigned)
 		return err_set(e, ERR_PROTOCOL, "a second assignment");
 	if (role_broker_assign_decode(body, n, &b->ra, e) < 0 ||
-			assignment_decode(b->ra.assignment, b->ra.assignment_len, &b->a, e) < 0)
+			assignment_decode(b->ra.assignment, b->ra.assignment_len, &b->a, e) < 0 ||
+			take_spool(b, fds, fd_count, e) < 0)
 		return -1;
+	head = spool_head(b->spool);
+	opt.spool = b->spool;
 	if (strcmp(head->run_id, b->a.run_id) != 0 || memcmp(head->token, b->a.token, TOKEN_LEN) != 0)
 		return err_set(e, ERR_PROTOCOL, "the spool is another run's");
 	opt.age_ms = b->a.age_ms;
@@ -299,6 +328,9 @@ static int take_assign(struct broker *b, const uint8_t *body, size_t n, struct e
 		return err_set(e, ERR_NOMEM, "no memory for the timeline");
 	meter_init(&b->meter, &b->a.price, b->a.cap_micros);
 	broker_deadline(b, DL_LEASE, b->ra.lease_deadline_boot_ns);
+	if (!b->seen.prepared)
+		b->boot_limit_ms = b->ra.boot_deadline_ms;
+	b->assigned_ns = clock_boot_ns();
 	b->seen.assigned = true;
 	return 0;
 }
@@ -363,23 +395,13 @@ static void vmm_exited(struct broker *b, const uint8_t *body, size_t n)
 	buf_free(&safe);
 }
 
-static void on_keeper_frame(void *arg, uint8_t type, const uint8_t *body, size_t n, const int *fds, size_t fd_count)
+static void keeper_frame(struct broker *b, uint8_t type, const uint8_t *body, size_t n)
 {
-	struct broker *b = arg;
-	struct err e;
+	bool known = b->seen.assigned || (b->seen.prepared && (type == RF_BROKER_VMM_EXITED || type == RF_BROKER_GONE));
 
-	for (size_t i = 0; i < fd_count; i++)
-		close(fds[i]);
-	if (!b->seen.assigned && type != RF_BROKER_ASSIGN)
+	if (!known)
 		return; /* nothing to apply it to */
 	switch (type) {
-	case RF_BROKER_ASSIGN:
-		if (take_assign(b, body, n, &e) < 0) {
-			log_error("assignment refused error=%s", e.text);
-			event_base_loopexit(b->base, NULL);
-			return;
-		}
-		break;
 	case RF_BROKER_LEASE: take_lease(b, body, n); break;
 	case RF_BROKER_FROM_LINK:
 		if (n >= 1)
@@ -394,6 +416,30 @@ static void on_keeper_frame(void *arg, uint8_t type, const uint8_t *body, size_t
 		}
 		break;
 	default: log_warn("keeper frame of unknown type run=%s type=%u", b->a.run_id, type); break;
+	}
+}
+
+static void on_keeper_frame(void *arg, uint8_t type, const uint8_t *body, size_t n, const int *fds, size_t fd_count)
+{
+	int kept = fd_count > 0 ? fds[0] : -1;
+	struct broker *b = arg;
+	struct err e;
+	int rc = 0;
+
+	for (size_t i = 1; i < fd_count; i++)
+		close(fds[i]);
+	if (type == RF_BROKER_PREPARE)
+		rc = take_prepare(b, body, n, &e);
+	else if (type == RF_BROKER_ASSIGN)
+		rc = take_assign(b, body, n, &kept, fd_count, &e);
+	else
+		keeper_frame(b, type, body, n);
+	if (kept >= 0)
+		close(kept);
+	if (rc < 0) {
+		log_error("assignment refused error=%s", e.text);
+		event_base_loopexit(b->base, NULL);
+		return;
 	}
 	session_advance(b);
 }
@@ -416,7 +462,7 @@ static void on_channel_frame(void *arg, uint8_t type, const uint8_t *body, size_
 
 	for (size_t i = 0; i < fd_count; i++)
 		close(fds[i]);
-	if (b->seen.assigned)
+	if (b->seen.assigned || b->seen.prepared)
 		worker_frame(b, type, body, n);
 	else if (type == RF_CB_VMM_UP)
 		b->seen.vmm_up = true;
@@ -475,7 +521,7 @@ static int open_all(struct broker *b, struct err *e)
 	if (sodium_init() < 0)
 		return err_set(e, ERR_INTERNAL, "libsodium does not start");
 	b->kill_fd = fcntl(BROKER_FD_KILL, F_GETFD) >= 0 ? BROKER_FD_KILL : -1;
-	if (open_loop(b, e) < 0 || spool_open(BROKER_FD_SPOOL, true, &b->spool, e) < 0)
+	if (open_loop(b, e) < 0)
 		return -1;
 	if (curlev_new(b->base, 4, &b->curl, e) < 0)
 		return -1;

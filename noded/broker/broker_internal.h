@@ -68,14 +68,17 @@ struct broker {
 
 	struct role_broker_assign ra;
 	struct assignment a;
-	struct spool *spool;
+	struct spool *spool; /* NULL until assigned */
 	struct events *events;
 	struct curlev *curl;
 	struct model *model;
 	struct meter meter;
 	struct files files;
 
-	int64_t boot_ns;     /* when the assignment was taken up */
+	int64_t boot_ns; /* when the VM's boot began: with the assignment, or before it */
+	int64_t boot_limit_ms;
+	int64_t ready_ns;    /* the guest's hello */
+	int64_t assigned_ns; /* when the run took the VM */
 	int64_t handover_ns; /* 0 = START not granted */
 	int64_t killed_ns;   /* order to kill; compute ends */
 	int64_t gone_ms;

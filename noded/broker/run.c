@@ -7,6 +7,7 @@ static const char *const state_names[RUN_STATES] = {
 	[RUN_NEW] = "new",
 	[RUN_BOOT] = "boot",
 	[RUN_PROBE] = "probe",
+	[RUN_READY] = "ready",
 	[RUN_START] = "start",
 	[RUN_SETUP] = "setup",
 	[RUN_WORK] = "work",
@@ -20,6 +21,7 @@ static const char *const step_names[] = {
 	[STEP_WAIT] = "wait",
 	[STEP_BOOT] = "boot",
 	[STEP_PROBE] = "probe",
+	[STEP_READY] = "ready",
 	[STEP_START] = "start",
 	[STEP_SETUP] = "setup",
 	[STEP_WORK] = "work",
@@ -34,7 +36,8 @@ static const char *const step_names[] = {
 static const unsigned legal[RUN_STATES] = {
 	[RUN_NEW] = TO(RUN_BOOT) | TO(RUN_OVER),
 	[RUN_BOOT] = TO(RUN_PROBE) | TO(RUN_DESTROY),
-	[RUN_PROBE] = TO(RUN_START) | TO(RUN_DESTROY),
+	[RUN_PROBE] = TO(RUN_READY) | TO(RUN_START) | TO(RUN_DESTROY),
+	[RUN_READY] = TO(RUN_START) | TO(RUN_DESTROY),
 	[RUN_START] = TO(RUN_SETUP) | TO(RUN_DESTROY),
 	[RUN_SETUP] = TO(RUN_WORK) | TO(RUN_DESTROY),
 	[RUN_WORK] = TO(RUN_DESTROY),
@@ -50,6 +53,7 @@ static const struct {
 } moves[] = {
 	{ STEP_BOOT, RUN_BOOT },
 	{ STEP_PROBE, RUN_PROBE },
+	{ STEP_READY, RUN_READY },
 	{ STEP_START, RUN_START },
 	{ STEP_SETUP, RUN_SETUP },
 	{ STEP_WORK, RUN_WORK },
@@ -69,7 +73,7 @@ static enum run_step after_destroy(const struct run_seen *seen)
 {
 	if (!seen->gone)
 		return STEP_WAIT;
-	if (seen->fenced)
+	if (seen->fenced || !seen->assigned)
 		return STEP_LEAVE;
 	if (!seen->start_asked)
 		return STEP_REFUSE;
@@ -84,9 +88,10 @@ enum run_step run_next(enum run_state state, const struct run_seen *seen)
 	bool end = seen->ending || seen->fenced || refused;
 
 	switch (state) {
-	case RUN_NEW: return seen->assigned ? STEP_BOOT : STEP_WAIT;
+	case RUN_NEW: return seen->assigned || seen->prepared ? STEP_BOOT : STEP_WAIT;
 	case RUN_BOOT: return end ? STEP_DESTROY : seen->vmm_up ? STEP_PROBE : STEP_WAIT;
-	case RUN_PROBE: return end ? STEP_DESTROY : seen->hello ? STEP_START : STEP_WAIT;
+	case RUN_PROBE: return end ? STEP_DESTROY : !seen->hello ? STEP_WAIT : seen->assigned ? STEP_START : STEP_READY;
+	case RUN_READY: return end ? STEP_DESTROY : seen->assigned ? STEP_START : STEP_WAIT;
 	case RUN_START: return end ? STEP_DESTROY : run_granted(seen->fence) ? STEP_SETUP : STEP_WAIT;
 	case RUN_SETUP: return end ? STEP_DESTROY : seen->setup_acked ? STEP_WORK : STEP_WAIT;
 	case RUN_WORK: return end ? STEP_DESTROY : STEP_WAIT;

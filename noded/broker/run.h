@@ -2,9 +2,14 @@
  * The life of a run as its broker sees it: the states, which moves are legal, and what to do next. Pure: facts come in, one step
  * comes out; session.c carries the steps out.
  *
- *   NEW -> BOOT -> PROBE -> START -> SETUP -> WORK -> DESTROY -> SIGN -> FINISH -> OVER
+ *                    +-> READY -+
+ *                    |          v
+ *   NEW -> BOOT -> PROBE --> START -> SETUP -> WORK -> DESTROY -> SIGN -> FINISH -> OVER
  *           |        |        |        |                ^  |
- *           +--------+--------+--------+----------------+  +--> OVER   (never started: refused; fenced: not a word)
+ *           +--------+--------+--------+----------------+  +--> OVER   (never started: refused; fenced, or no run ever: not a word)
+ *
+ * A warm VM boots and answers the probe before any run is known, and waits in READY for one. A run that comes while it still boots
+ * takes the straight way, as one that had the VM started.
  *
  * Whatever ends a run, the VM is destroyed first. START is asked before anything of the run reaches the guest; when a run ends
  * while its answer is outstanding, the VM is destroyed at once and DESTROY waits for the answer, because only then it is known
@@ -23,6 +28,7 @@ enum run_state {
 	RUN_NEW,
 	RUN_BOOT,
 	RUN_PROBE,
+	RUN_READY,
 	RUN_START,
 	RUN_SETUP,
 	RUN_WORK,
@@ -35,6 +41,7 @@ enum run_state {
 
 /* What has happened. Facts are only ever added. */
 struct run_seen {
+	bool prepared;    /* keeper wants the VM warm: it boots without a run */
 	bool assigned;    /* keeper's assignment came */
 	bool vmm_up;      /* channel greeted the monitor */
 	bool hello;       /* the guest answered the probe */
@@ -52,6 +59,7 @@ enum run_step {
 	STEP_WAIT,
 	STEP_BOOT,    /* -> BOOT: the boot's deadline runs */
 	STEP_PROBE,   /* -> PROBE: ask the guest for its hello */
+	STEP_READY,   /* -> READY: tell keeper that a run may come */
 	STEP_START,   /* -> START: write microvm.ready, ask controld */
 	STEP_SETUP,   /* -> SETUP: hand over; compute runs, setup and files go to the guest */
 	STEP_WORK,    /* -> WORK: write worker.started, the timeout runs */

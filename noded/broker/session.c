@@ -74,7 +74,16 @@ void session_end(struct broker *b, enum errcode code, const char *fmt, ...)
 static void step_boot(struct broker *b)
 {
 	b->boot_ns = clock_boot_ns();
-	broker_deadline(b, DL_BOOT, b->boot_ns + b->ra.boot_deadline_ms * NS_PER_MS);
+	broker_deadline(b, DL_BOOT, b->boot_ns + b->boot_limit_ms * NS_PER_MS);
+}
+
+/* From here on only keeper has a deadline for this VM, until a run takes it. */
+static void step_ready(struct broker *b)
+{
+	b->ready_ns = clock_boot_ns();
+	broker_deadline(b, DL_BOOT, 0);
+	if (!framed_send(b->keeper, RF_KEEPER_READY, NULL, 0))
+		session_end(b, ERRCODE_INTERNAL, "Keeper does not take frames.");
 }
 
 static void step_probe(struct broker *b)
@@ -90,9 +99,11 @@ static void step_start(struct broker *b)
 	struct jw w;
 
 	broker_deadline(b, DL_BOOT, 0);
+	if (b->ready_ns == 0)
+		b->ready_ns = clock_boot_ns();
 	jw_init(&w, &data);
 	jw_object(&w);
-	jw_kint(&w, "boot_ms", (clock_boot_ns() - b->boot_ns) / NS_PER_MS);
+	jw_kint(&w, "boot_ms", (b->ready_ns - b->boot_ns) / NS_PER_MS);
 	jw_kstr(&w, "vmm", b->ra.vmm);
 	jw_kstr(&w, "isolation", b->ra.isolation);
 	jw_kstr(&w, "kernel", b->hello.kernel);
@@ -183,7 +194,7 @@ static void write_destroyed(struct broker *b)
 	jw_init(&w, &data);
 	jw_object(&w);
 	jw_kstr(&w, "reason", end_reason(b));
-	jw_kint(&w, "lifetime_ms", (b->killed_ns - b->boot_ns) / NS_PER_MS);
+	jw_kint(&w, "lifetime_ms", (b->killed_ns - (b->boot_ns > b->assigned_ns ? b->boot_ns : b->assigned_ns)) / NS_PER_MS);
 	jw_kint(&w, "gone_ms", b->gone_ms);
 	jw_close(&w);
 	if (events_last(b->events, &data, &e) < 0)
@@ -278,6 +289,7 @@ static void do_step(struct broker *b, enum run_step step)
 	case STEP_WAIT: break;
 	case STEP_BOOT: step_boot(b); break;
 	case STEP_PROBE: step_probe(b); break;
+	case STEP_READY: step_ready(b); break;
 	case STEP_START: step_start(b); break;
 	case STEP_SETUP: step_setup(b); break;
 	case STEP_WORK: step_work(b); break;

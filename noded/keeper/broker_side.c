@@ -268,7 +268,7 @@ int broker_side_assign(struct vm *vm, struct err *e)
 			!text_copy(a.start_mode, sizeof(a.start_mode), "cold"))
 		return err_set(e, ERR_INTERNAL, "description of this host is too long");
 	role_broker_assign_encode(&a, &b);
-	sent = !b.failed && framed_send(vm->broker, RF_BROKER_ASSIGN, b.data, b.len);
+	sent = !b.failed && framed_send_fds(vm->broker, RF_BROKER_ASSIGN, b.data, b.len, &vm->spool_fd, 1);
 	if (b.data)
 		explicit_bzero(b.data, b.len);
 	buf_free(&b);

@@ -20,6 +20,7 @@
 struct event;
 struct event_base;
 
+#define VM_CTL_NAME "ctl"  /* socket in a VM's directory: the way to its broker for a later keeper */
 #define VM_EARLY_FRAMES 16 /* from link, before the broker was there to take them */
 
 /* The last frame of a kind that the broker sent towards link and that has not been answered: said again to a new link. */

@@ -120,6 +120,8 @@ static void remove_directories(struct keeper *k)
 			if (text_fmt(path, sizeof(path), "%s/%s/%s", k->vm_dir, entry->d_name, parts[i]) && rmdir(path) != 0 &&
 					errno != ENOENT)
 				log_warn("cannot remove path=%s errno=%d", path, errno);
+		if (text_fmt(path, sizeof(path), "%s/%s/%s", k->vm_dir, entry->d_name, VM_CTL_NAME))
+			unlink(path);
 		if (text_fmt(path, sizeof(path), "%s/%s", k->vm_dir, entry->d_name) && rmdir(path) != 0 && errno != ENOENT)
 			log_warn("cannot remove path=%s errno=%d", path, errno);
 	}

@@ -418,6 +418,8 @@ static bool close_vm(struct vm *vm)
 	char path[256];
 	struct err e;
 
+	if (text_fmt(path, sizeof(path), "%s/%s/%s", k->vm_dir, vm->journal.vm, VM_CTL_NAME))
+		unlink(path);
 	if (text_fmt(path, sizeof(path), "%s/%s", k->vm_dir, vm->journal.vm) && rmdir(path) != 0 && errno != ENOENT) {
 		log_error("run=%s vm=%s cannot remove path=%s errno=%d", vm->journal.run_id, vm->journal.vm, path, errno);
 		retry_later(vm);

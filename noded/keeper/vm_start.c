@@ -16,6 +16,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #define MIB (UINT64_C(1) << 20)
@@ -46,7 +47,7 @@ static const char *const role_names[SLOT_ROLES] = { "broker", "channel", "vmm" }
 /* Descriptors that are made for the start and closed when it is over; the processes have their copies. */
 struct start_fds {
 	int keeper_broker[2], broker_channel[2];
-	int kill;
+	int ctl, kill;
 	struct vmm_wires wires; /* of VMM and channel; the driver's */
 };
 
@@ -62,8 +63,27 @@ static void close_fds(struct start_fds *f)
 	close_pair(f->keeper_broker);
 	close_pair(f->broker_channel);
 	vmm_wires_close(&f->wires);
+	if (f->ctl >= 0)
+		close(f->ctl);
 	if (f->kill >= 0)
 		close(f->kill);
+}
+
+/* The way in for a keeper that comes after this one: a socket in a directory that only root can enter. */
+static int open_ctl(const struct vm *vm, struct err *e)
+{
+	struct sockaddr_un at = { .sun_family = AF_UNIX };
+	int fd;
+
+	if (!text_fmt(at.sun_path, sizeof(at.sun_path), "%s/%s/%s", vm->keeper->vm_dir, vm->journal.vm, VM_CTL_NAME))
+		return err_set(e, ERR_LIMIT, "run_dir is too long");
+	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	if (fd >= 0 && bind(fd, (struct sockaddr *)&at, sizeof(at)) == 0 && listen(fd, 1) == 0)
+		return fd;
+	err_set_errno(e, "listen on %s", at.sun_path);
+	if (fd >= 0)
+		close(fd);
+	return -1;
 }
 
 /* dir: room for the path that it points to. */
@@ -93,11 +113,14 @@ static int open_fds(struct vm *vm, struct start_fds *f, struct err *e)
 	struct vmm_params params;
 	char dir[256];
 
-	*f = (struct start_fds){ .keeper_broker = { -1, -1 }, .broker_channel = { -1, -1 }, .kill = -1 };
+	*f = (struct start_fds){ .keeper_broker = { -1, -1 }, .broker_channel = { -1, -1 }, .ctl = -1, .kill = -1 };
 	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, f->keeper_broker) != 0 ||
 			socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, f->broker_channel) != 0)
 		return err_set_errno(e, "make sockets");
 	if (vmm_params(vm, dir, sizeof(dir), &params, e) || h->driver->open(&h->vmm, &params, &f->wires, e))
+		return -1;
+	f->ctl = open_ctl(vm, e);
+	if (f->ctl < 0)
 		return -1;
 	f->kill = cgroup_open_kill(vm->proc[SLOT_VMM].cgroup, e);
 	return f->kill < 0 ? -1 : 0;
@@ -364,7 +387,7 @@ static int spawn(struct vm *vm, enum slot_role role, const int *fds, size_t coun
 
 static int spawn_all(struct vm *vm, struct start_fds *f, struct err *e)
 {
-	const int broker[] = { f->keeper_broker[1], f->broker_channel[0], vm->spool_fd, f->kill };
+	const int broker[] = { f->keeper_broker[1], f->broker_channel[0], f->ctl, f->kill };
 	int channel[1 + VMM_WIRES_MAX] = { f->broker_channel[1] };
 
 	memcpy(channel + 1, f->wires.channel, f->wires.channel_count * sizeof(int));

@@ -1,5 +1,6 @@
 /* The other ends of a broker under test (broker_rig.h). Forks for broker and provider; waits for frames with a deadline. */
 #include "broker_rig.h"
+#include "fd_frame.h"
 
 /* --- the provider ------------------------------------------------------------------------------------------------------------ */
 
@@ -197,15 +198,17 @@ void rig_defaults(struct rig *r)
 	memset(r->a.prev_hash, 8, EVENT_HASH_LEN);
 }
 
-static void broker_child(int keeper, int channel, int spool, int killer)
+static void broker_child(int keeper, int channel, int killer)
 {
-	int fds[4] = { keeper, channel, spool, killer };
+	static const int places[] = { BROKER_FD_KEEPER, BROKER_FD_CHANNEL, BROKER_FD_KILL };
+	int fds[] = { keeper, channel, killer };
 
 	/* Out of the way first: the targets may be among the sources. */
-	for (int i = 0; i < 4; i++)
+	for (int i = 0; i < 3; i++)
 		fds[i] = fcntl(fds[i], F_DUPFD, 100);
-	for (int i = 0; i < 4; i++)
-		dup2(fds[i], 3 + i);
+	close(BROKER_FD_CTL);
+	for (int i = 0; i < 3; i++)
+		dup2(fds[i], places[i]);
 	for (int i = 7; i < 200; i++)
 		close(i);
 	_exit(broker_main());
@@ -236,7 +239,7 @@ void rig_start(struct rig *r, const char *const *answers)
 	r->pid = fork();
 	assert_true(r->pid >= 0);
 	if (r->pid == 0)
-		broker_child(keeper[1], channel[1], r->spool_fd, r->kill_fd);
+		broker_child(keeper[1], channel[1], r->kill_fd);
 	close(keeper[1]);
 	close(channel[1]);
 	r->keeper = keeper[0];
@@ -265,7 +268,7 @@ void give_assignment(struct rig *r)
 	ra.lease_deadline_boot_ns = clock_boot_ns() + r->lease_ms * 1000000;
 	role_broker_assign_encode(&ra, &body);
 	assert_false(body.failed);
-	put(r->keeper, RF_BROKER_ASSIGN, body.data, body.len);
+	assert_true(put_fd_frame(r->keeper, RF_BROKER_ASSIGN, body.data, body.len, r->spool_fd, ROLE_FRAME_MAX));
 	buf_free(&a);
 	buf_free(&s);
 	buf_free(&body);

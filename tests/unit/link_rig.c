@@ -1,5 +1,6 @@
 /* The other ends of a link under test (link_rig.h). nng's threads only write to a pipe; waits have deadlines. */
 #include "link_rig.h"
+#include "fd_frame.h"
 
 /* --- controld ---------------------------------------------------------------------------------------------------------------- */
 
@@ -192,28 +193,7 @@ bool waits(struct server *s, uint8_t type)
 
 static void put_fd(int sock, uint8_t type, const void *body, size_t n, int fd)
 {
-	struct buf b = BUF_INIT(ROLE_FRAME_MAX + 16);
-	union {
-		struct cmsghdr align;
-		char bytes[CMSG_SPACE(sizeof(int))];
-	} control = { .bytes = { 0 } };
-	struct iovec iov;
-	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1 };
-
-	wire_put_u32(&b, (uint32_t)n + 1);
-	wire_put_u8(&b, type);
-	wire_put_raw(&b, body, n);
-	iov = (struct iovec){ b.data, b.len };
-	if (fd >= 0) {
-		msg.msg_control = control.bytes;
-		msg.msg_controllen = sizeof(control.bytes);
-		control.align.cmsg_level = SOL_SOCKET;
-		control.align.cmsg_type = SCM_RIGHTS;
-		control.align.cmsg_len = CMSG_LEN(sizeof(int));
-		memcpy(CMSG_DATA(&control.align), &fd, sizeof(int));
-	}
-	assert_int_equal(sendmsg(sock, &msg, MSG_NOSIGNAL), (ssize_t)b.len);
-	buf_free(&b);
+	assert_true(put_fd_frame(sock, type, body, n, fd, ROLE_FRAME_MAX));
 }
 
 void put(struct rig *r, uint8_t type, const void *body, size_t n)

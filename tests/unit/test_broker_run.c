@@ -26,6 +26,14 @@ static void test_decisions(void **state)
 		{ RUN_NEW, { .assigned = false }, STEP_WAIT },
 		{ RUN_NEW, { .assigned = false, .ending = true }, STEP_WAIT },
 		{ RUN_NEW, SEEN(.ending = false), STEP_BOOT },
+		{ RUN_NEW, { .prepared = true }, STEP_BOOT },
+		{ RUN_PROBE, { .prepared = true, .hello = true }, STEP_READY },
+		{ RUN_PROBE, { .prepared = true, .assigned = true, .hello = true }, STEP_START }, /* taken while it booted */
+		{ RUN_READY, { .prepared = true, .hello = true }, STEP_WAIT },
+		{ RUN_READY, { .prepared = true, .hello = true, .ending = true }, STEP_DESTROY },
+		{ RUN_READY, { .prepared = true, .assigned = true, .hello = true }, STEP_START },
+		{ RUN_DESTROY, { .prepared = true, .ending = true }, STEP_WAIT },
+		{ RUN_DESTROY, { .prepared = true, .ending = true, .gone = true }, STEP_LEAVE }, /* there is no run to refuse */
 		{ RUN_BOOT, SEEN(.ending = false), STEP_WAIT },
 		{ RUN_BOOT, SEEN(.vmm_up = true), STEP_PROBE },
 		{ RUN_BOOT, SEEN(.vmm_up = true, .ending = true), STEP_DESTROY },
@@ -70,7 +78,7 @@ static void test_all_facts(void **state)
 {
 	(void)state;
 	for (int s = 0; s < RUN_STATES; s++) {
-		for (unsigned bits = 0; bits < 1024; bits++) {
+		for (unsigned bits = 0; bits < 2048; bits++) {
 			for (uint8_t fence = 0; fence <= FENCE_GAP; fence++) {
 				struct run_seen seen = { .assigned = bits & 1,
 					.vmm_up = bits & 2,
@@ -82,6 +90,7 @@ static void test_all_facts(void **state)
 					.is_signed = bits & 128,
 					.finished = bits & 256,
 					.start_asked = bits & 512,
+					.prepared = bits & 1024,
 					.fence = fence };
 				enum run_step step = run_next((enum run_state)s, &seen);
 				enum run_state to = run_step_state((enum run_state)s, step);
@@ -95,6 +104,8 @@ static void test_all_facts(void **state)
 					assert_true(seen.gone);
 				if (step == STEP_REFUSE)
 					assert_false(seen.start_asked);
+				if (step == STEP_START || step == STEP_REFUSE || step == STEP_SIGN)
+					assert_true(seen.assigned);
 			}
 		}
 	}
