@@ -2,6 +2,7 @@
  * noded's entry: reads the command line and becomes keeper, or, with `--role`, one of the roles that keeper execs (roles.h).
  * Nothing else happens here. One thread; roles are entered before any other exists.
  */
+#include "doctor/doctor.h"
 #include "keeper/keeper.h"
 #include "noded/config.h"
 #include "roles.h"
@@ -21,6 +22,7 @@
 enum exit_status { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
 
 static const char usage_text[] = "Usage: noded [--config FILE] [--set KEY=VALUE]... [-t] [--ready-fd N]\n"
+				 "       noded doctor [--config FILE] [--set KEY=VALUE]... [--json]\n"
 				 "       noded help [config] | version\n"
 				 "\n"
 				 "Runs microVMs on this host for a controld. Needs root.\n"
@@ -30,6 +32,9 @@ static const char usage_text[] = "Usage: noded [--config FILE] [--set KEY=VALUE]
 				 "  --set KEY=VALUE  override one key; may be repeated\n"
 				 "  -t               check the configuration and everything that this host must\n"
 				 "                   have, then exit\n"
+				 "  doctor           look at this host item by item, and say what was found and\n"
+				 "                   how to mend it; exits with 1 when something fails\n"
+				 "  --json           doctor: print JSON\n"
 				 "  --ready-fd N     when VMs can be started, write one line of JSON to descriptor\n"
 				 "                   N and close it\n"
 				 "  --version        print the version\n"
@@ -40,6 +45,7 @@ struct options {
 	const char *overrides[OVERRIDES_MAX];
 	size_t override_count;
 	bool check_only;
+	bool json;
 	int ready_fd;
 	const char *role;
 	enum log_level log_level;
@@ -101,14 +107,15 @@ static int help(int argc, char **argv)
 /* 0 go on, else exit with *status. */
 static int parse(int argc, char **argv, struct options *o, int *status)
 {
-	enum { OPT_CONFIG = 1000, OPT_SET, OPT_READY, OPT_ROLE, OPT_LEVEL, OPT_JSON, OPT_VERSION, OPT_HELP };
+	enum { OPT_CONFIG = 1000, OPT_SET, OPT_READY, OPT_ROLE, OPT_LEVEL, OPT_LOG_JSON, OPT_JSON, OPT_VERSION, OPT_HELP };
 	static const struct option longs[] = {
 		{ "config", required_argument, NULL, OPT_CONFIG },
 		{ "set", required_argument, NULL, OPT_SET },
 		{ "ready-fd", required_argument, NULL, OPT_READY },
 		{ "role", required_argument, NULL, OPT_ROLE },
 		{ "log-level", required_argument, NULL, OPT_LEVEL },
-		{ "log-json", no_argument, NULL, OPT_JSON },
+		{ "log-json", no_argument, NULL, OPT_LOG_JSON },
+		{ "json", no_argument, NULL, OPT_JSON },
 		{ "version", no_argument, NULL, OPT_VERSION },
 		{ "help", no_argument, NULL, OPT_HELP },
 		{ NULL, 0, NULL, 0 },
@@ -136,7 +143,8 @@ static int parse(int argc, char **argv, struct options *o, int *status)
 			if (!log_level_parse(optarg, &o->log_level))
 				return *status = usage_error("--log-level is debug, info, warn or error", optarg);
 			break;
-		case OPT_JSON: o->log_json = true; break;
+		case OPT_LOG_JSON: o->log_json = true; break;
+		case OPT_JSON: o->json = true; break;
 		case OPT_VERSION:
 			puts("noded " EPHEMERAL_VERSION);
 			*status = EXIT_OK;
@@ -150,6 +158,23 @@ static int parse(int argc, char **argv, struct options *o, int *status)
 		}
 	}
 	return 0;
+}
+
+/* `noded doctor`: whatever the configuration is, there is a report. */
+static int doctor(const struct options *o)
+{
+	struct noded_config config;
+	struct err e;
+	int status;
+
+	if (o->check_only || o->ready_fd >= 0)
+		return usage_error("doctor takes --config, --set and --json only", NULL);
+	log_init("noded/doctor", LOG_LEVEL_ERROR, false);
+	if (noded_config_load(o->config, o->overrides, o->override_count, &config, &e))
+		return doctor_main(NULL, &e, o->json);
+	status = doctor_main(&config, NULL, o->json);
+	noded_config_free(&config);
+	return status;
 }
 
 static int run(int argc, char **argv)
@@ -169,8 +194,12 @@ static int run(int argc, char **argv)
 		puts("noded " EPHEMERAL_VERSION);
 		return EXIT_OK;
 	}
+	if (optind + 1 == argc && strcmp(argv[optind], "doctor") == 0)
+		return doctor(&o);
 	if (optind < argc)
-		return usage_error("unknown argument", argv[optind]);
+		return usage_error("unknown argument", argv[strcmp(argv[optind], "doctor") == 0 ? optind + 1 : optind]);
+	if (o.json)
+		return usage_error("--json is for doctor", NULL);
 	if (noded_config_load(o.config, o.overrides, o.override_count, &config, &e)) {
 		fprintf(stderr, "noded: %s\n", e.text);
 		return EXIT_FAILED;
