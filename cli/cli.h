@@ -63,6 +63,7 @@ int cmd_node_list(const struct args *a);
 int cmd_node_drain(const struct args *a);
 int cmd_node_undrain(const struct args *a);
 int cmd_node_revoke(const struct args *a);
+int cmd_node_remove(const struct args *a);
 int cmd_provider_set(const struct args *a);
 int cmd_provider_list(const struct args *a);
 int cmd_model_set(const struct args *a);

@@ -61,10 +61,12 @@ static void show_org(const struct json *v)
 	if (json_get_text(v, "name") == NULL)
 		return;
 	text_dollars(json_get_int(v, "balance_micros", 0), text);
-	term_say("%s  %s  balance %s%s%s%s", json_get_text(v, "id") != NULL ? json_get_text(v, "id") : "?",
+	term_say("%s  %s  balance %s%s%s%s%s%s", json_get_text(v, "id") != NULL ? json_get_text(v, "id") : "?",
 			json_get_text(v, "name"), text, json_get_bool(v, "disabled", false) ? "  disabled" : "",
 			json_get_bool(v, "unlimited", false) ? "  unlimited" : "",
-			json_get_bool(v, "allow_emulated", false) ? "  emulated hosts allowed" : "");
+			json_get_bool(v, "allow_emulated", false) ? "  emulated hosts allowed" : "",
+			json_get_text(v, "selector") != NULL ? "  hosts with " : "",
+			json_get_text(v, "selector") != NULL ? json_get_text(v, "selector") : "");
 }
 
 /* Adds a yes or no, turned round where the interface asks the opposite. */
@@ -93,6 +95,27 @@ static int put_default_cost(const struct args *a, struct jw *w, struct err *e)
 	return 0;
 }
 
+/* The interface takes labels as one text: a=b,c=d. */
+static int put_labels(const struct args *a, const char *option, struct jw *w, const char *field, struct err *e)
+{
+	struct buf b = BUF_INIT(1024);
+	const char *label;
+	int rc = 0;
+
+	for (size_t i = 0; rc == 0 && (label = args_list(a, option, i)) != NULL; i++) {
+		if (label[0] == '\0' && i == 0 && args_list(a, option, 1) == NULL)
+			continue; /* none at all */
+		if (strchr(label, '=') == NULL || label[0] == '=' || strchr(label, ',') != NULL)
+			rc = err_set(e, ERR_INVALID, "--%s %s: it must be KEY=VALUE, without commas", option, label);
+		else if (!buf_add_str(&b, i > 0 ? "," : "") || !buf_add_str(&b, label))
+			rc = err_set(e, ERR_LIMIT, "the labels are over 1024 bytes");
+	}
+	if (rc == 0 && args_list(a, option, 0) != NULL)
+		jw_kstrn(w, field, b.len > 0 ? (const char *)b.data : "", b.len);
+	buf_free(&b);
+	return rc;
+}
+
 int cmd_org_set(const struct args *a)
 {
 	char path[ADMIN_PATH_MAX];
@@ -106,6 +129,10 @@ int cmd_org_set(const struct args *a)
 		jw_kstr(&o.w, "name", args_value(a, "name"));
 	if (args_value(a, "default-model") != NULL)
 		jw_kstr(&o.w, "default_model", args_value(a, "default-model"));
+	if (args_list(a, "selector", 0) != NULL && put_labels(a, "selector", &o.w, "selector", &e) != 0) {
+		buf_free(&o.b);
+		return admin_use(&e);
+	}
 	if (put_switch(a, &o.w, "enabled", "disabled", true, &e) != 0 ||
 			put_switch(a, &o.w, "allow-emulated", "allow_emulated", false, &e) != 0 ||
 			put_switch(a, &o.w, "unlimited", "unlimited", false, &e) != 0 || put_default_cost(a, &o.w, &e) != 0 ||
@@ -227,25 +254,6 @@ static void show_token(const struct json *v)
 		  "(deploy/README.md).");
 }
 
-/* The interface takes labels as one text: a=b,c=d. */
-static int put_labels(const struct args *a, struct jw *w, struct err *e)
-{
-	struct buf b = BUF_INIT(1024);
-	const char *label;
-	int rc = 0;
-
-	for (size_t i = 0; rc == 0 && (label = args_list(a, "label", i)) != NULL; i++) {
-		if (strchr(label, '=') == NULL || label[0] == '=' || strchr(label, ',') != NULL)
-			rc = err_set(e, ERR_INVALID, "--label %s: it must be KEY=VALUE, without commas", label);
-		else if (!buf_add_str(&b, i > 0 ? "," : "") || !buf_add_str(&b, label))
-			rc = err_set(e, ERR_LIMIT, "the labels are over 1024 bytes");
-	}
-	if (rc == 0 && b.len > 0)
-		jw_kstrn(w, "labels", (const char *)b.data, b.len);
-	buf_free(&b);
-	return rc;
-}
-
 int cmd_node_token(const struct args *a)
 {
 	struct admin_body o;
@@ -253,7 +261,8 @@ int cmd_node_token(const struct args *a)
 
 	admin_begin(&o);
 	if (admin_count(a, &o.w, "uses", "uses", 1, &e) != 0 ||
-			admin_count(a, &o.w, "expires-in", "expires_in_seconds", 1, &e) != 0 || put_labels(a, &o.w, &e) != 0) {
+			admin_count(a, &o.w, "expires-in", "expires_in_seconds", 1, &e) != 0 ||
+			put_labels(a, "label", &o.w, "labels", &e) != 0) {
 		buf_free(&o.b);
 		return admin_use(&e);
 	}
@@ -267,11 +276,11 @@ static void show_nodes(const struct json *v)
 	static const struct show_column columns[] = {
 		{ "NODE", "id", 37, SHOW_TEXT },
 		{ "NAME", "name", 20, SHOW_TEXT },
-		{ "STATE", "state", 9, SHOW_TEXT },
-		{ "LIVE", "live", 4, SHOW_BOOL },
+		{ "STATE", "condition", 9, SHOW_TEXT },
 		{ "ISOLATION", "isolation", 9, SHOW_TEXT },
 		{ "RUNS", "runs", 5, SHOW_COUNT },
 		{ "LAST SEEN", "last_seen_at", 19, SHOW_TIME },
+		{ "LABELS", "labels", 20, SHOW_TEXT },
 	};
 
 	show_table(json_get(v, "data"), columns, sizeof columns / sizeof columns[0], true);
@@ -304,4 +313,13 @@ int cmd_node_undrain(const struct args *a)
 int cmd_node_revoke(const struct args *a)
 {
 	return node_act(a, "/revoke");
+}
+
+int cmd_node_remove(const struct args *a)
+{
+	char path[ADMIN_PATH_MAX];
+
+	if (!admin_no_slash(a->words[0]) || !admin_path(path, "/v1/operator/nodes/", a->words[0], ""))
+		return admin_bad_word("a node's id");
+	return admin_ask(a, "DELETE", path, NULL, NULL, NULL);
 }

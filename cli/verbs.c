@@ -56,6 +56,7 @@ static const struct opt ORG_SET_OPTIONS[] = {
 	{ "default-max-cost", OPT_VALUE, "DOLLARS", "of runs that name none (0: the deployment's)" },
 	{ "max-queued", OPT_VALUE, "N", "most runs queued (0: the deployment's)" },
 	{ "max-running", OPT_VALUE, "N", "most runs at a time (0: the deployment's)" },
+	{ "selector", OPT_LIST, "KEY=VALUE", "its runs go to hosts with this label only (repeatable; '': to any)" },
 };
 static const struct opt ORG_CREDIT_OPTIONS[] = {
 	{ "note", OPT_VALUE, "TEXT", "kept with the ledger's row" },
@@ -160,6 +161,8 @@ const struct verb VERBS[] = {
 	{ "admin node drain", VERB_ADMIN, "NODE", 1, 1, "give a host no new runs", NULL, NO_OPTIONS, NULL, cmd_node_drain },
 	{ "admin node undrain", VERB_ADMIN, "NODE", 1, 1, "give a host runs again", NULL, NO_OPTIONS, NULL, cmd_node_undrain },
 	{ "admin node revoke", VERB_ADMIN, "NODE", 1, 1, "shut a host out for good", NULL, NO_OPTIONS, NULL, cmd_node_revoke },
+	{ "admin node remove", VERB_ADMIN, "NODE", 1, 1, "take a host that is stopped or revoked off the list", NULL, NO_OPTIONS,
+			NULL, cmd_node_remove },
 	{ "admin provider set", VERB_ADMIN, "NAME", 1, 1, "add or change a model provider", NULL, OPTIONS(PROVIDER_SET_OPTIONS),
 			"ephemeral admin provider set openai --api-key-file key.txt \\\n"
 			"  --base-url https://api.openai.com/v1",

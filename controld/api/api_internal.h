@@ -130,6 +130,7 @@ int body_flag(struct body *b, const char *name); /* -1 absent, 0, 1 */
 /* RFC 3339, in the future; 0 when absent. */
 int64_t body_future(struct body *b, const char *name);
 enum store_role body_role(struct body *b, const char *name); /* required */
+void labels_check(struct body *b, const char *field, const char *s); /* "a=b,c=d" (operator_nodes.c) */
 
 /* Writes "name": time or null. */
 void json_time(struct jw *w, const char *name, int64_t unix_ms);
@@ -188,5 +189,6 @@ void operator_node_list(struct api_req *r);
 void operator_node_drain(struct api_req *r);
 void operator_node_undrain(struct api_req *r);
 void operator_node_revoke(struct api_req *r);
+void operator_node_remove(struct api_req *r);
 
 #endif

@@ -35,6 +35,7 @@ static void put_org(struct jw *w, const struct store_org *o)
 	jw_kint(w, "balance_micros", o->balance_micros);
 	jw_kint(w, "reserved_micros", o->reserved_micros);
 	jw_kint(w, "available_micros", o->balance_micros - o->reserved_micros);
+	jw_kstr(w, "selector", *o->selector ? o->selector : NULL);
 	json_time(w, "created_at", o->created_at_ms);
 	jw_close(w);
 }
@@ -116,11 +117,13 @@ void operator_org_get(struct api_req *r)
 }
 
 #define ORG_FIELDS "name disabled allow_emulated unlimited default_model default_max_cost_micros max_queued_runs max_running_runs"
+#define ORG_PATCH_FIELDS ORG_FIELDS " selector"
 
-/* Texts in c are views into b. */
+/* Texts in c are views into b. A selector comes with an organization that is there: the order in which its hosts get their labels
+ * is the operator's. */
 static void read_org(struct body *b, struct api_req *r, bool is_new, struct store_org_change *c)
 {
-	body_open(b, r, ORG_FIELDS);
+	body_open(b, r, is_new ? ORG_FIELDS : ORG_PATCH_FIELDS);
 	c->name = body_text(b, "name", 1, NAME_MAX_BYTES, is_new);
 	c->disabled = body_flag(b, "disabled");
 	c->allow_emulated = body_flag(b, "allow_emulated");
@@ -129,6 +132,9 @@ static void read_org(struct body *b, struct api_req *r, bool is_new, struct stor
 	c->default_cost_micros = body_int(b, "default_max_cost_micros", 0, r->api->opt.max_cost_micros, -1, false);
 	c->max_queued = body_int(b, "max_queued_runs", 0, COUNT_MAX, -1, false);
 	c->max_running = body_int(b, "max_running_runs", 0, COUNT_MAX, -1, false);
+	c->selector = is_new ? NULL : body_text(b, "selector", 0, STORE_SELECTOR_MAX - 1, false);
+	if (c->selector)
+		labels_check(b, "selector", c->selector);
 }
 
 /* Two things may be missing: the organization in the path, or the model in the body. */

@@ -57,16 +57,22 @@ static void on_token(void *arg, const struct store_done *d, const struct err *e)
 }
 
 /* "a=b,c=d": names and values that stand in a list on a command line. */
-static void check_labels(struct body *b, const char *s)
+void labels_check(struct body *b, const char *field, const char *s)
 {
-	struct pointer at = { .up = NULL, .key = "labels" };
-	size_t i;
+	struct pointer at = { .up = NULL, .key = field };
 
-	for (i = 0; s[i]; i++)
-		if (s[i] <= 0x20 || s[i] > 0x7e || s[i] == '"' || s[i] == '\\')
-			break;
-	if (s[i])
-		field_bad(&b->errors, &at, "must be like region=eu,disk=fast: visible ASCII without quotes");
+	while (*s) {
+		size_t n = strcspn(s, ","), equals = strcspn(s, "="), i;
+
+		for (i = 0; i < n && s[i] > 0x20 && s[i] <= 0x7e && s[i] != '"' && s[i] != '\\'; i++)
+			;
+		if (i < n || equals == 0 || equals >= n || (s[n] == ',' && s[n + 1] == '\0')) {
+			field_bad(&b->errors, &at,
+					"must be like region=eu,disk=fast: name=value pairs in visible ASCII without quotes");
+			return;
+		}
+		s += n + (s[n] == ',');
+	}
 }
 
 static void check_isolation(struct body *b, const char *s)
@@ -108,7 +114,7 @@ void operator_token_create(struct api_req *r)
 	labels = body_text(&b, "labels", 0, 512, false);
 	isolation = body_text(&b, "isolation", 1, 15, false);
 	if (labels)
-		check_labels(&b, labels);
+		labels_check(&b, "labels", labels);
 	if (isolation)
 		check_isolation(&b, isolation);
 	if (!body_ok(&b, r))
@@ -140,14 +146,28 @@ static void put_room(struct jw *w, const char *name, uint32_t memory_mib, uint32
 	jw_close(w);
 }
 
+/* In one word, for people. */
+static const char *condition(const struct store_node *n)
+{
+	if (strcmp(n->state, "revoked") == 0)
+		return n->state;
+	if (!n->live)
+		return n->stopped ? "stopped" : "lost";
+	return strcmp(n->state, "active") == 0 && n->probation ? "probation" : n->state;
+}
+
 static void put_node(struct jw *w, const struct store_node *n)
 {
 	jw_object(w);
 	jw_kstr(w, "id", n->id);
 	jw_kstr(w, "name", n->name);
 	jw_kstr(w, "state", n->state);
+	jw_kstr(w, "condition", condition(n));
 	jw_kbool(w, "live", n->live);
+	jw_kbool(w, "stopped", n->stopped);
 	jw_kbool(w, "probation", n->probation);
+	jw_kint(w, "failed_starts", n->failed_starts);
+	json_time(w, "probation_until", n->probation_until_ms);
 	jw_kstr(w, "isolation", n->isolation);
 	jw_kstr(w, "labels", *n->labels ? n->labels : NULL);
 	put_room(w, "total", n->total_memory_mib, n->total_vcpus, n->total_slots);
@@ -248,4 +268,29 @@ void operator_node_undrain(struct api_req *r)
 void operator_node_revoke(struct api_req *r)
 {
 	act(r, STORE_NODE_REVOKE);
+}
+
+static void on_removed(void *arg, const struct store_done *d, const struct err *e)
+{
+	struct api_req *r = api_back(arg, e);
+
+	if (!r)
+		return;
+	if (d->result != STORE_DONE) {
+		api_done_problem(r, d, "node");
+		return;
+	}
+	api_wake(r->api, API_WAKE_NODE, api_param(r, 0));
+	api_reply_empty(r, 204);
+}
+
+void operator_node_remove(struct api_req *r)
+{
+	struct err e;
+
+	if (!id_valid("node", api_param(r, 0)))
+		api_problem(r, PROBLEM_NOT_FOUND, "There is no such node.");
+	else
+		api_asked(store_node_act(r->api->opt.store, api_param(r, 0), STORE_NODE_REMOVE, on_removed, api_hold(r), &e), r,
+				&e);
 }

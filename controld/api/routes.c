@@ -49,6 +49,7 @@ const struct route api_routes[] = {
 	ROUTE(HTTP_POST,   "/v1/operator/nodes/{id}/drain",            LISTENER_OPERATOR, NEED_OPERATOR, SMALL_BODY,   CONTENT_JSON_OR_EMPTY, "",                                     operator_node_drain),
 	ROUTE(HTTP_POST,   "/v1/operator/nodes/{id}/undrain",          LISTENER_OPERATOR, NEED_OPERATOR, SMALL_BODY,   CONTENT_JSON_OR_EMPTY, "",                                     operator_node_undrain),
 	ROUTE(HTTP_POST,   "/v1/operator/nodes/{id}/revoke",           LISTENER_OPERATOR, NEED_OPERATOR, SMALL_BODY,   CONTENT_JSON_OR_EMPTY, "",                                     operator_node_revoke),
+	ROUTE(HTTP_DELETE, "/v1/operator/nodes/{id}",                  LISTENER_OPERATOR, NEED_OPERATOR, NO_BODY,      CONTENT_NONE,          "",                                     operator_node_remove),
 };
 /* clang-format on */
 const size_t api_route_count = sizeof(api_routes) / sizeof(api_routes[0]);

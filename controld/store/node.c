@@ -120,8 +120,9 @@ int store_node_certify(
 	"v.failed_in_row >= 3, v.lease_until_ms, v.seen_at_ms, n.created_at_ms, v.total_memory_mib, v.total_vcpus, "               \
 	"v.total_slots, "                                                                                                          \
 	"v.free_memory_mib, v.free_vcpus, v.free_slots, "                                                                          \
-	"(SELECT count(*) FROM run_live l WHERE l.node_id = n.id AND l.state <> 'ended') FROM nodes n JOIN nodes_live v ON "       \
-	"v.node_id = n.id "
+	"(SELECT count(*) FROM run_live l WHERE l.node_id = n.id AND l.state <> 'ended'), "                                        \
+	"v.stopped_at_ms > 0 AND v.lease_until_ms <= v.stopped_at_ms, v.failed_in_row, v.probation_until_ms "                      \
+	"FROM nodes n JOIN nodes_live v ON v.node_id = n.id "
 
 static const struct pg_stmt stmt_node_get = {
 	.name = "node_get",
@@ -131,8 +132,8 @@ static const struct pg_stmt stmt_node_get = {
 
 static const struct pg_stmt stmt_node_list = {
 	.name = "node_list",
-	.sql = "SELECT " NODE_COLUMNS
-	       "WHERE $1::text IS NULL OR n.no < (SELECT c.no FROM nodes c WHERE c.id = $1) ORDER BY n.no DESC LIMIT $2",
+	.sql = "SELECT " NODE_COLUMNS "WHERE n.removed_at_ms IS NULL AND ($1::text IS NULL OR n.no < (SELECT c.no FROM nodes c "
+				      "WHERE c.id = $1)) ORDER BY n.no DESC LIMIT $2",
 	.nparams = 2,
 };
 
@@ -157,6 +158,9 @@ static void read_node(const struct pg_rows *rows, int i, struct store_node *n)
 	for (int k = 0; k < 6; k++)
 		*numbers[k] = (uint32_t)pg_i64(rows, i, 13 + k);
 	n->runs = pg_i64(rows, i, 19);
+	n->stopped = pg_bool(rows, i, 20);
+	n->failed_starts = pg_i64(rows, i, 21);
+	n->probation_until_ms = pg_i64(rows, i, 22);
 }
 
 static void on_nodes(void *arg, const struct pg_rows *rows, const char *sqlstate, const struct err *e)
@@ -228,7 +232,7 @@ static void on_act(void *arg, const struct pg_rows *rows, const char *sqlstate, 
 
 int store_node_act(struct store *s, const char *node_id, enum store_node_action a, store_done_cb cb, void *arg, struct err *e)
 {
-	static const char *const names[] = { "drain", "undrain", "revoke" };
+	static const char *const names[] = { "drain", "undrain", "revoke", "remove" };
 	struct call *c = call_new(s, arg, e);
 	struct params p = { .n = 0 };
 
@@ -240,4 +244,41 @@ int store_node_act(struct store *s, const char *node_id, enum store_node_action 
 	params_text(&p, c->id);
 	params_text(&p, names[a]);
 	return call_exec(c, s->events, &stmt_node_act, &p, on_act, e);
+}
+
+static const struct pg_stmt stmt_node_bye = {
+	.name = "node_bye",
+	.sql = "SELECT CASE WHEN eph_node_bye($1, $2) THEN 'done' ELSE 'conflict' END, 'a newer process of this node has taken "
+	       "over'",
+	.nparams = 2,
+};
+
+int store_node_bye(struct store *s, const char *node_id, uint64_t epoch, store_done_cb cb, void *arg, struct err *e)
+{
+	struct call *c = call_new(s, arg, e);
+	struct params p = { .n = 0 };
+
+	if (!c)
+		return -1;
+	c->cb.done = cb;
+	params_text(&p, node_id);
+	params_i64(&p, epoch > INT64_MAX - 1 ? INT64_MAX - 1 : (int64_t)epoch);
+	return call_exec(c, s->events, &stmt_node_bye, &p, call_done_rows, e);
+}
+
+static const struct pg_stmt stmt_waits = {
+	.name = "somebody_waits",
+	.sql = "SELECT CASE WHEN eph_somebody_waits() THEN 'done' ELSE 'not_found' END, ''",
+	.nparams = 0,
+};
+
+int store_somebody_waits(struct store *s, store_done_cb cb, void *arg, struct err *e)
+{
+	struct call *c = call_new(s, arg, e);
+	struct params p = { .n = 0 };
+
+	if (!c)
+		return -1;
+	c->cb.done = cb;
+	return call_exec(c, s->events, &stmt_waits, &p, call_done_rows, e);
 }

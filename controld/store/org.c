@@ -8,8 +8,8 @@
 
 #define ORG_COLUMNS                                                                                                                \
 	"o.id, o.name, o.disabled, o.allow_emulated, h.unlimited, o.default_model, o.default_cost_micros, h.balance, h.reserved, " \
-	"coalesce(h.max_queued, 0), coalesce(h.max_running, 0), o.created_at_ms FROM organizations o JOIN org_hot h ON h.org_id "  \
-	"= o.id "
+	"coalesce(h.max_queued, 0), coalesce(h.max_running, 0), o.created_at_ms, o.selector FROM organizations o JOIN org_hot h "  \
+	"ON h.org_id = o.id "
 
 /* A cursor is the id of the last row of the page before. */
 static const struct pg_stmt stmt_org_list = {
@@ -40,6 +40,7 @@ static void read_org(const struct pg_rows *rows, int i, struct store_org *o)
 	o->max_queued = pg_i64(rows, i, 9);
 	o->max_running = pg_i64(rows, i, 10);
 	o->created_at_ms = pg_i64(rows, i, 11);
+	col_text(rows, i, 12, o->selector, sizeof(o->selector));
 }
 
 static void on_orgs(void *arg, const struct pg_rows *rows, const char *sqlstate, const struct err *e)
@@ -122,8 +123,8 @@ int store_org_create(struct store *s, const struct store_org_change *o, store_do
 
 static const struct pg_stmt stmt_org_update = {
 	.name = "org_update",
-	.sql = "SELECT result, detail FROM eph_org_update($1, $2, $3, $4, $5, $6, $7, $8, $9)",
-	.nparams = 9,
+	.sql = "SELECT result, detail FROM eph_org_update($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+	.nparams = 10,
 };
 
 int store_org_update(
@@ -146,6 +147,7 @@ int store_org_update(
 	params_i64_or_null(&p, o->default_cost_micros, -1);
 	params_i64_or_null(&p, o->max_queued, -1);
 	params_i64_or_null(&p, o->max_running, -1);
+	params_text(&p, o->selector);
 	return call_exec(c, s->money, &stmt_org_update, &p, call_done_rows, e);
 }
 

@@ -38,6 +38,7 @@ struct event_base;
 struct store;
 
 #define STORE_NAME_MAX 129 /* names, models, labels: 128 characters and the terminator */
+#define STORE_SELECTOR_MAX 257
 #define STORE_LIST_MAX 100 /* rows in one page of any list but events */
 #define STORE_EVENTS_PAGE_MAX 1000
 #define STORE_FILE_CHUNK (256 * 1024)
@@ -229,6 +230,7 @@ struct store_org {
 	int64_t balance_micros, reserved_micros;
 	int64_t max_queued, max_running; /* 0 = the deployment's */
 	int64_t created_at_ms;
+	char selector[STORE_SELECTOR_MAX]; /* "a=b,c=d": its runs go to hosts with all of these labels; "" = to any */
 };
 struct store_orgs {
 	const struct store_org *orgs;
@@ -245,6 +247,7 @@ struct store_org_change {
 	int disabled, allow_emulated, unlimited;              /* -1 = unchanged (create: false) */
 	const char *default_model;                            /* NULL = unchanged, "" = none */
 	int64_t default_cost_micros, max_queued, max_running; /* -1 = unchanged, 0 = the deployment's */
+	const char *selector;                                 /* NULL = unchanged, "" = none; update only */
 };
 /* id in the answer. CONFLICT: the name is taken. NOT_FOUND: default_model is no model. */
 int store_org_create(struct store *s, const struct store_org_change *c, store_done_cb cb, void *arg, struct err *e) EPH_MUST_CHECK;
@@ -519,9 +522,11 @@ int store_node_certify(struct store *s, const char *node_id, const uint8_t certi
 struct store_node {
 	char id[ID_MAX], name[65], labels[513], isolation[16];
 	char state[16]; /* "active" | "draining" | "revoked" */
+	bool stopped;   /* it said goodbye, and has not been back */
 	uint8_t sign_key[32], seal_key[32], receipt_key[32];
-	bool live;      /* its lease has not run out */
-	bool probation; /* three starts failed in a row */
+	bool live;                                 /* its lease has not run out */
+	bool probation;                            /* three starts failed in a row */
+	int64_t failed_starts, probation_until_ms; /* in a row; takes nothing before */
 	int64_t lease_until_ms, last_seen_ms, created_at_ms;
 	uint32_t total_memory_mib, total_vcpus, total_slots, free_memory_mib, free_vcpus, free_slots;
 	int64_t runs; /* claimed, running or ending there */
@@ -535,9 +540,9 @@ typedef void (*store_nodes_cb)(void *arg, const struct store_nodes *n, const str
 /* count 0 = unknown. For the link's signature check; keep it per pipe, and read again on on_node. */
 int store_node_get(struct store *s, const char *node_id, store_nodes_cb cb, void *arg, struct err *e) EPH_MUST_CHECK;
 int store_node_list(struct store *s, const char *cursor, int limit, store_nodes_cb cb, void *arg, struct err *e) EPH_MUST_CHECK;
-enum store_node_action { STORE_NODE_DRAIN, STORE_NODE_UNDRAIN, STORE_NODE_REVOKE };
+enum store_node_action { STORE_NODE_DRAIN, STORE_NODE_UNDRAIN, STORE_NODE_REVOKE, STORE_NODE_REMOVE };
 /* REVOKE fences its lease at once: its runs end interrupted by the next sweep. on_node is called on every controld. CONFLICT: it is
- * revoked. */
+ * revoked. REMOVE takes a host that is revoked or does not answer any more out of the lists (CONFLICT: it answers); idempotent. */
 int store_node_act(struct store *s, const char *node_id, enum store_node_action a, store_done_cb cb, void *arg,
 		struct err *e) EPH_MUST_CHECK;
 
@@ -570,6 +575,11 @@ typedef void (*store_next_cb)(void *arg, const struct store_next *n, const struc
  * while draining) runs that fit what is free. Call it again with the same message when a parked request is woken. */
 int store_next(struct store *s, const char *node_id, const struct link_next *n, uint32_t max_claims, store_next_cb cb, void *arg,
 		struct err *e) EPH_MUST_CHECK;
+
+/* The node stops and holds nothing: it is shown as stopped at once, and its process is fenced. */
+int store_node_bye(struct store *s, const char *node_id, uint64_t epoch, store_done_cb cb, void *arg, struct err *e) EPH_MUST_CHECK;
+/* STORE_DONE: some run is ready for somebody. NOT_FOUND: none is. Asked for a woken node that could take nothing. */
+int store_somebody_waits(struct store *s, store_done_cb cb, void *arg, struct err *e) EPH_MUST_CHECK;
 
 /* The answer to every write for a run. */
 struct store_fence {

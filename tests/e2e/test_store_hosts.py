@@ -52,3 +52,104 @@ def test_a_host_is_never_more_than_it_enrolled_as(db):
     db.events(node, run, a["token"], 3, ["microvm.destroyed"])
     assert db.finish(node, run, a["token"], 3)[0] == "applied"       # says that it was kvm
     assert db.value("SELECT isolation FROM runs WHERE run_id = %s", run) == "emulated"
+
+
+def select(db, org, selector):
+    return db.rows("SELECT result FROM eph_org_update(%s, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, %s)", org, selector)[0][0]
+
+
+def labelled(db, labels, **free):
+    node = db.node(**free)
+    db.rows("UPDATE nodes SET labels = %s WHERE id = %s", labels, node)
+    return node
+
+
+def test_runs_go_to_hosts_that_match_the_selector(db):
+    """Set, changed and taken away; two organizations side by side; what was queued before keeps its class."""
+    picky, easy = db.org(), db.org()
+    plain, blue = db.node(), labelled(db, "disk=fast,pool=blue")
+    assert select(db, picky, "pool=blue,disk=fast,pool=blue") == "done"
+    assert db.value("SELECT selector FROM organizations WHERE id = %s", picky) == "disk=fast,pool=blue"
+    mine, other = db.create(picky)["run_id"], db.create(easy)["run_id"]
+    held = {node: [(a["run_id"], a["token"]) for a in db.next(node)["assign"]] for node in (plain, blue)}
+    assert [held[plain][0][0], held[blue][0][0]] == [other, mine]
+    before = db.create(picky)["run_id"]
+    assert select(db, picky, "") == "done"
+    after = db.create(picky)["run_id"]
+    assert [a["run_id"] for a in db.next(plain, held=held[plain])["assign"]] == [after]
+    assert [a["run_id"] for a in db.next(blue, held=held[blue])["assign"]] == [before]
+    db.sound()
+
+
+def test_what_no_enrolled_host_could_serve_is_refused(db):
+    org, node = db.org(), labelled(db, "pool=green")
+    for selector, result in (("pool=blue", "no_node"), ("pool=green,disk=fast", "no_node"), ("pool=gree", "no_node"), ("pool=green", "created")):
+        assert select(db, org, selector) == "done"
+        judged = db.value("SELECT result FROM eph_run_judge(%s, NULL, '', 40000, 512, 1, true, 100)", org)
+        assert (judged, db.create(org)["result"]) == ("admissible" if result == "created" else result, result), selector
+    assert db.create(org, mem=65536)["result"] == "no_node"                            # larger than the host is
+    assert db.rows("SELECT result FROM eph_node_act(%s, 'revoke')", node) == [("done",)]
+    assert db.create(org)["result"] == "no_node"
+    db.sound()
+
+
+def test_selectors_that_change_use_no_classes_up(db):
+    """Far more selectors than there are numbers of classes; a class that a run is in stays until the run is settled."""
+    org, blue = db.org(), labelled(db, "pool=blue")
+    select(db, org, "pool=blue")
+    run = db.create(org)["run_id"]
+    for i in range(300):
+        assert select(db, org, f"n={i}") == "done"
+        assert db.create(org)["result"] == "no_node"
+    assert select(db, org, "") == "done"
+    assert db.value("SELECT count(*) FROM queue_class WHERE selector <> ''") == 1
+    assert db.run_to_end(blue)["run_id"] == run
+    db.settle()
+    assert select(db, org, "x=y") == "done" and select(db, org, "") == "done"
+    assert db.value("SELECT count(*) FROM queue_class WHERE selector <> ''") == 0
+    orgs = [db.org() for _ in range(17)]
+    assert [select(db, o, f"pool={i}") for i, o in enumerate(orgs)] == ["done"] * 16 + ["limit"]
+    db.sound()
+
+
+def test_a_host_that_says_goodbye_is_stopped_and_fenced(db):
+    org, node = db.org(), db.node()
+    shown = "SELECT lease_until_ms > eph_now_ms(), stopped_at_ms > 0 AND lease_until_ms <= stopped_at_ms FROM nodes_live WHERE node_id = %s"
+    assert db.rows(shown, node) == [(True, False)]
+    assert db.value("SELECT eph_node_bye(%s, 1)", node) is True
+    assert db.rows(shown, node) == [(False, True)]
+    db.create(org)
+    assert db.next(node, epoch=1)["result"] == "old_epoch"                             # a poll of the process that said it, still on its way
+    assert db.value("SELECT value FROM eph_counts() WHERE kind = 'nodes' AND label = 'stopped'") == 1
+    assert len(db.next(node, epoch=2)["assign"]) == 1                                  # the next process
+    assert db.rows(shown, node) == [(True, False)]
+    assert db.value("SELECT eph_node_bye(%s, 1)", node) is False                       # said again, too late
+    assert db.rows(shown, node) == [(True, False)]
+
+
+def test_a_host_is_removed_when_it_is_gone(db):
+    node = db.node()
+    act = "SELECT result FROM eph_node_act(%s, %s)"
+    assert db.rows(act, node, "remove") == [("conflict",)]                             # it answers
+    db.value("SELECT eph_node_bye(%s, 1)", node)
+    assert db.rows(act, node, "remove") == [("done",)] and db.rows(act, node, "remove") == [("done",)]
+    assert db.rows(act, node, "undrain") == [("not_found",)]
+    assert db.next(node, epoch=2)["result"] == "revoked"
+    revoked = db.node()
+    assert db.rows(act, revoked, "revoke") == [("done",)] and db.rows(act, revoked, "remove") == [("done",)]
+    assert db.value("SELECT sum(value) FROM eph_counts() WHERE kind = 'nodes'") == 0
+
+
+def test_counts_follow_what_lives(db):
+    org, node = db.org(), db.node(slots=4)
+    for _ in range(3):
+        db.create(org)
+    a = db.claim_one(node)
+    db.start(node, a["run_id"], a["token"])
+    counts = {(kind, label): value for kind, label, value in db.rows("SELECT * FROM eph_counts()")}
+    assert [counts["runs", s] for s in ("queued", "claimed", "running", "ending", "ended")] == [2, 0, 1, 0, 0]
+    assert counts["nodes", "active"] == 1 and counts["slots", "total"] == 16 and counts["slots", "free"] == 16
+    pg.set_clock_offset(db.conninfo, 5000)
+    assert 5000 <= db.value("SELECT value FROM eph_counts() WHERE kind = 'queue_oldest_ms'") < 60000
+    db.rows("UPDATE nodes_live SET failed_in_row = 3")
+    assert db.value("SELECT value FROM eph_counts() WHERE kind = 'nodes' AND label = 'probation'") == 1
