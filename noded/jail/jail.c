@@ -116,6 +116,9 @@ static int place_fds(const struct jail_job *job, struct jail_fds *keep, struct e
 	for (unsigned int i = 0; i < n; i++)
 		if (dup2(JAIL_FD_FIRST + (int)i, FIRST_FD + (int)i) < 0)
 			return err_set_errno(e, "descriptor %u was not inherited", JAIL_FD_FIRST + i);
+	for (uint32_t i = 0; i < job->listen_count; i++)
+		if (fcntl(FIRST_FD + (int)job->listens[i].fd, F_SETFD, FD_CLOEXEC) != 0)
+			return err_set_errno(e, "descriptor of a listener");
 	if (job->stdio_fd >= 0 && (dup2(job->stdio_fd, 1) < 0 || dup2(job->stdio_fd, 2) < 0))
 		return err_set_errno(e, "stdio");
 	if (syscall(SYS_close_range, FIRST_FD + n, KEEP_FD_HIGH - 1, 0) != 0 || syscall(SYS_close_range, last + 1, ~0U, 0) != 0)

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define JOB_MAGIC UINT32_C(0x314a5045) /* "EPJ1" */
+#define JOB_MAGIC UINT32_C(0x324a5045) /* "EPJ2" */
 
 static bool strings_add(char ***list, uint32_t *count, uint32_t max, const char *s)
 {
@@ -77,6 +77,19 @@ bool jail_job_link(struct jail_job *j, const char *target, const char *path)
 	return true;
 }
 
+bool jail_job_listen(struct jail_job *j, uint32_t fd, const char *path)
+{
+	struct jail_listen l = { .fd = fd };
+
+	if (j->listen_count >= JAIL_LISTENS_MAX)
+		return false;
+	l.path = strdup(path);
+	if (!l.path)
+		return false;
+	j->listens[j->listen_count++] = l;
+	return true;
+}
+
 bool jail_job_group(struct jail_job *j, const char *path)
 {
 	return strings_add(&j->groups, &j->group_count, JAIL_GROUPS_MAX, path);
@@ -109,6 +122,8 @@ void jail_job_free(struct jail_job *j)
 		free(j->links[i].target);
 		free(j->links[i].path);
 	}
+	for (uint32_t i = 0; i < j->listen_count; i++)
+		free(j->listens[i].path);
 	free(j->binds);
 	free(j->links);
 	strings_free(j->groups, j->group_count);
@@ -150,6 +165,11 @@ void jail_job_encode(const struct jail_job *j, struct buf *out)
 	for (uint32_t i = 0; i < j->link_count; i++) {
 		wire_put_str(out, j->links[i].target);
 		wire_put_str(out, j->links[i].path);
+	}
+	wire_put_u32(out, j->listen_count);
+	for (uint32_t i = 0; i < j->listen_count; i++) {
+		wire_put_u32(out, j->listens[i].fd);
+		wire_put_str(out, j->listens[i].path);
 	}
 	put_strings(out, j->groups, j->group_count);
 	put_strings(out, j->argv, j->argc);
@@ -200,6 +220,22 @@ static void get_links(struct wire_reader *r, struct jail_job *j)
 	}
 }
 
+static void get_listens(struct wire_reader *r, struct jail_job *j)
+{
+	uint32_t n = wire_count(r, JAIL_LISTENS_MAX);
+
+	for (uint32_t i = 0; i < n && !r->failed; i++) {
+		uint32_t fd = wire_u32(r);
+		char *path = wire_str(r, JAIL_PATH_MAX);
+
+		if (!r->failed && fd >= j->fd_count)
+			wire_fail(r, "listening descriptor");
+		if (path && !r->failed && !jail_job_listen(j, fd, path))
+			wire_fail(r, "memory");
+		free(path);
+	}
+}
+
 static void get_filter(struct wire_reader *r, struct jail_job *j)
 {
 	size_t n;
@@ -242,6 +278,7 @@ int jail_job_decode(const void *p, size_t n, struct jail_job *out, struct err *e
 	wire_str_fixed(&r, out->root, sizeof(out->root));
 	get_binds(&r, out);
 	get_links(&r, out);
+	get_listens(&r, out);
 	get_strings(&r, &out->groups, &out->group_count, JAIL_GROUPS_MAX);
 	get_strings(&r, &out->argv, &out->argc, JAIL_ARGS_MAX);
 	get_strings(&r, &out->env, &out->env_count, JAIL_ENV_MAX);

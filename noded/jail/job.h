@@ -19,6 +19,7 @@
 #define JAIL_ARGS_MAX 128
 #define JAIL_ENV_MAX 16
 #define JAIL_GROUPS_MAX 8
+#define JAIL_LISTENS_MAX 2
 #define JAIL_FDS_MAX 16
 #define JAIL_PATH_MAX 1024
 #define JAIL_ARG_MAX 4096
@@ -28,6 +29,7 @@ enum jail_bind_flags {
 	JAIL_BIND_DEVICE = 1,   /* a device node; all else is mounted nodev */
 	JAIL_BIND_OPTIONAL = 2, /* skipped when the source is not there */
 	JAIL_BIND_OWN = 4,      /* with DEVICE: a new node of the same device that the process' uid alone may open */
+	JAIL_BIND_WRITE = 8,    /* a directory that the process may write to as far as its owner and mode let it */
 };
 
 struct jail_bind {
@@ -41,6 +43,13 @@ struct jail_link {
 	char *path;
 };
 
+/* A unix socket that others listen on, which the process may connect to: bound in its tree, before it is there. Its directory is a
+ * small file system of its own, and the only place where the process may make names. */
+struct jail_listen {
+	uint32_t fd; /* which inherited descriptor, counted from 0: an unbound socket; closed by the exec */
+	char *path;  /* absolute, in the new tree: "/v/vsock_1024"; all of a job's are in one directory */
+};
+
 struct jail_job {
 	char name[64];            /* for error texts: "vmm vm_..." */
 	char root[JAIL_PATH_MAX]; /* an empty directory, where the new tree is mounted over */
@@ -51,9 +60,10 @@ struct jail_job {
 	uint32_t memlock;  /* bytes */
 	int32_t stdio_fd;  /* which descriptor of the new process is also its stdout and stderr; -1: keeper's stderr */
 	uint32_t fd_count; /* inherited descriptors, from JAIL_FD_FIRST */
-	uint32_t bind_count, link_count, group_count, argc, env_count, filter_len;
+	uint32_t bind_count, link_count, group_count, argc, env_count, filter_len, listen_count;
 	struct jail_bind *binds;
 	struct jail_link *links;
+	struct jail_listen listens[JAIL_LISTENS_MAX];
 	char **groups; /* files that put the writer into a v1 cgroup */
 	char **argv;   /* argv[0] = path in the new tree, unless `self` */
 	char **env;
@@ -65,6 +75,7 @@ struct jail_job {
 /* Builders: copy their strings; false when a bound is reached or memory ran out. */
 bool jail_job_bind(struct jail_job *j, const char *source, const char *target, uint8_t flags) EPH_MUST_CHECK;
 bool jail_job_link(struct jail_job *j, const char *target, const char *path) EPH_MUST_CHECK;
+bool jail_job_listen(struct jail_job *j, uint32_t fd, const char *path) EPH_MUST_CHECK;
 bool jail_job_group(struct jail_job *j, const char *path) EPH_MUST_CHECK;
 bool jail_job_arg(struct jail_job *j, const char *arg) EPH_MUST_CHECK;
 bool jail_job_env(struct jail_job *j, const char *env) EPH_MUST_CHECK;

@@ -5,16 +5,21 @@
 #include "jail/tree.h"
 
 #include "common/text.h"
+#include "roles.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mount.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #define TREE_OPTIONS "size=256k,nr_inodes=256,mode=0755" /* names only: the content comes by binds */
+#define SOCKETS_OPTIONS "size=64k,nr_inodes=16,mode=0700"
+#define LISTEN_BACKLOG 16 /* a VMM may block in connect() while it is full, and one connection is taken */
 
 /* root + path in the new tree. */
 static int place(const struct jail_job *job, const char *path, char *out, size_t size, struct err *e)
@@ -86,10 +91,12 @@ static int bind_one(const struct jail_job *job, const struct jail_bind *b, struc
 		return -1;
 	if (mount(b->source, full, NULL, MS_BIND, NULL) != 0)
 		return err_set_errno(e, "bind %s", b->source);
+	if (b->flags & JAIL_BIND_WRITE)
+		flags = (flags & ~(unsigned long)MS_RDONLY) | MS_NOEXEC;
 	if (!(b->flags & JAIL_BIND_DEVICE))
 		flags |= MS_NODEV;
 	if (mount(NULL, full, NULL, flags, NULL) != 0)
-		return err_set_errno(e, "make %s read-only", b->target);
+		return err_set_errno(e, "set the rights of %s", b->target);
 	return 0;
 }
 
@@ -101,6 +108,42 @@ static int link_one(const struct jail_job *job, const struct jail_link *l, struc
 		return -1;
 	if (symlink(l->target, full) != 0)
 		return err_set_errno(e, "link %s", l->path);
+	return 0;
+}
+
+/* The directory of the job's sockets: names only, and few of them. */
+static int mount_sockets(const struct jail_job *job, struct err *e)
+{
+	char full[2 * JAIL_PATH_MAX], options[128], *name;
+
+	if (job->listen_count == 0)
+		return 0;
+	if (place(job, job->listens[0].path, full, sizeof(full), e) || make_parents(job, full, e))
+		return -1;
+	name = strrchr(full, '/');
+	*name = '\0';
+	if (!text_fmt(options, sizeof(options), SOCKETS_OPTIONS ",uid=%u,gid=%u", job->uid, job->gid))
+		return err_set(e, ERR_INTERNAL, "mount options are too long");
+	if (mount("sockets", full, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, options) != 0)
+		return err_set_errno(e, "mount the directory of sockets");
+	return 0;
+}
+
+/* In the new tree already: the whole path of a socket has to fit into 107 bytes. */
+static int bind_listens(const struct jail_job *job, struct err *e)
+{
+	for (uint32_t i = 0; i < job->listen_count; i++) {
+		const struct jail_listen *l = &job->listens[i];
+		struct sockaddr_un at = { .sun_family = AF_UNIX };
+
+		if (!text_copy(at.sun_path, sizeof(at.sun_path), l->path))
+			return err_set(e, ERR_INTERNAL, "path of a socket is too long: %s", l->path);
+		if (bind(JAIL_FD_FIRST + (int)l->fd, (const struct sockaddr *)&at, sizeof(at)) != 0 ||
+				chown(l->path, job->uid, job->gid) != 0)
+			return err_set_errno(e, "bind %s", l->path);
+		if (listen(JAIL_FD_FIRST + (int)l->fd, LISTEN_BACKLOG) != 0)
+			return err_set_errno(e, "listen on %s", l->path);
+	}
 	return 0;
 }
 
@@ -130,7 +173,7 @@ int jail_tree_enter(const struct jail_job *job, struct err *e)
 	for (uint32_t i = 0; i < job->bind_count; i++)
 		if (bind_one(job, &job->binds[i], e))
 			return -1;
-	if (mount_proc(job, e))
+	if (mount_proc(job, e) || mount_sockets(job, e))
 		return -1;
 	if (mount(NULL, job->root, NULL, MS_REMOUNT | MS_RDONLY | MS_NOSUID, TREE_OPTIONS) != 0)
 		return err_set_errno(e, "make the tree read-only");
@@ -143,5 +186,5 @@ int jail_tree_enter(const struct jail_job *job, struct err *e)
 		return err_set_errno(e, "let go of the host's tree");
 	if (chdir("/") != 0)
 		return err_set_errno(e, "chdir /");
-	return 0;
+	return bind_listens(job, e);
 }

@@ -87,6 +87,7 @@ static void fill(struct jail_job *j)
 	assert_true(text_copy(j->root, sizeof(j->root), "/run/x"));
 	assert_true(jail_job_bind(j, "/usr/lib", "/usr/lib", JAIL_BIND_OPTIONAL));
 	assert_true(jail_job_link(j, "usr/lib", "/lib"));
+	assert_true(jail_job_listen(j, 2, "/v/vsock_1024"));
 	assert_true(jail_job_group(j, "/sys/fs/cgroup/memory/x/cgroup.procs"));
 	assert_true(jail_job_arg(j, "/usr/bin/qemu"));
 	assert_true(jail_job_arg(j, "-m"));
@@ -114,6 +115,9 @@ static void job_round_trip(void **state)
 	assert_string_equal(out.binds[0].source, "/usr/lib");
 	assert_string_equal(out.links[0].path, "/lib");
 	assert_int_equal(out.filter_len, 16);
+	assert_int_equal(out.listen_count, 1);
+	assert_int_equal(out.listens[0].fd, 2);
+	assert_string_equal(out.listens[0].path, "/v/vsock_1024");
 	jail_job_free(&out);
 	for (size_t n = 0; n < b.len; n++)
 		assert_int_equal(jail_job_decode(b.data, n, &out, &e), -1);
@@ -136,6 +140,11 @@ static void job_refuses(void **state)
 	buf_reset(&b);
 	in.uid = 5;
 	in.gid = 0;
+	jail_job_encode(&in, &b);
+	assert_int_equal(jail_job_decode(b.data, b.len, &out, &e), -1);
+	buf_reset(&b);
+	in.gid = 5;
+	in.fd_count = 2; /* and listens on the third */
 	jail_job_encode(&in, &b);
 	assert_int_equal(jail_job_decode(b.data, b.len, &out, &e), -1);
 	jail_job_free(&in);
