@@ -8,6 +8,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -26,6 +27,20 @@ static int bind_one(const struct addrinfo *a)
 		return fd;
 	close(fd);
 	return -1;
+}
+
+int net_listen_text(const char *listen, uint16_t port, char *out, size_t size, struct err *e)
+{
+	char host[256];
+	uint16_t asked;
+	bool v6;
+
+	if (config_addr(listen, host, sizeof(host), &asked, e) != 0)
+		return -1;
+	v6 = strchr(host, ':') != NULL;
+	if (text_fmt(out, size, "%s%s%s:%u", v6 ? "[" : "", host, v6 ? "]" : "", (unsigned)port))
+		return 0;
+	return err_set(e, ERR_LIMIT, "listen address %s is too long", listen);
 }
 
 int net_listen_port(int fd, uint16_t *port, struct err *e)

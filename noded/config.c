@@ -133,6 +133,12 @@ const struct config_key noded_keys[] = {
 			.min = 0,
 			.max = 86400,
 			.help = "seconds that a run's events stay on this host after they were acknowledged" },
+	{ .name = "metrics_listen",
+			.type = CONFIG_STRING,
+			.offset = AT(metrics_listen),
+			.fallback = "127.0.0.1:9465",
+			.max = 256,
+			.help = "metrics for Prometheus, host:port without a key; empty = off" },
 	{ .name = "insecure_no_jail",
 			.type = CONFIG_BOOL,
 			.offset = AT(insecure_no_jail),
@@ -191,12 +197,17 @@ static int check_controlds(const char *list, struct err *e)
 
 static int check(const struct noded_config *c, struct err *e)
 {
+	char host[256];
+	uint16_t port;
+
 	if (c->controld && check_controlds(c->controld, e))
 		return -1;
 	if (absolute("state_dir", c->state_dir, e) || absolute("run_dir", c->run_dir, e) || absolute("image_dir", c->image_dir, e))
 		return -1;
 	if (c->join_token_file && absolute("join_token_file", c->join_token_file, e))
 		return -1;
+	if (*c->metrics_listen && config_addr(c->metrics_listen, host, sizeof(host), &port, e) != 0)
+		return err_wrap(e, "metrics_listen");
 	if (c->cgroup_parent && *c->cgroup_parent && (c->cgroup_parent[0] != '/' || strstr(c->cgroup_parent, "..")))
 		return err_set(e, ERR_INVALID, "cgroup_parent = %s must begin with / and hold no ..", c->cgroup_parent);
 	if (c->isolation == ISOLATION_KVM && c->kvm == KVM_OFF)

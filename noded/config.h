@@ -21,6 +21,7 @@ struct noded_config {
 	int64_t max_concurrent_boots, boot_timeout_ms, spool_keep_seconds;
 	bool insecure_no_jail;
 	int64_t log_level; /* enum log_level */
+	char *metrics_listen;
 	bool log_json;
 };
 

@@ -4,8 +4,8 @@
  */
 #include "api_internal.h"
 
-#include "common/config.h"
 #include "common/log.h"
+#include "common/netlisten.h"
 #include "common/text.h"
 #include "common/worker.h"
 #include "create.h"
@@ -228,18 +228,10 @@ static int open_listener(struct api *a, const char *listen, void (*handler)(void
 		.refuse = refuse,
 		.arg = a,
 	};
-	char host[256];
-	uint16_t port;
-	bool v6;
 
-	if (config_addr(listen, host, sizeof(host), &port, e) == -1)
-		return -1;
 	if (httpd_new(o->base, &h, out, e) == -1)
 		return -1;
-	v6 = strchr(host, ':') != NULL;
-	if (!text_fmt(address, 300, "%s%s%s:%u", v6 ? "[" : "", host, v6 ? "]" : "", httpd_port(*out)))
-		return err_set(e, ERR_LIMIT, "listen address %s is too long", listen);
-	return 0;
+	return net_listen_text(listen, httpd_port(*out), address, 300, e);
 }
 
 /* Where links in answers point to when the operator gave nothing: a name that at least works on this machine. */

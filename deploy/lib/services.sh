@@ -41,6 +41,8 @@ write_secret() {
 controld_config() {
 	choose_port OPERATOR_PORT operator 8081
 	choose_port LINK_PORT link 7443
+	choose_port METRICS_PORT metrics 9464
+	choose_port NODE_METRICS_PORT node-metrics 9465
 	choose_port SCRIPTED_PORT scripted 7444
 	OPERATOR_URL=http://127.0.0.1:$OPERATOR_PORT
 	if [ ! -s "$VAR/etc/scripted-token" ]; then head -c 24 /dev/urandom | od -An -tx1 | tr -d ' \n' | write_secret "$VAR/etc/scripted-token"; fi
@@ -136,6 +138,7 @@ noded_config() {
 		echo "join_token_file = $VAR/etc/join-token"
 		echo "emulation = $emulation"
 		echo "kvm = $kvm"
+		echo "metrics_listen = 127.0.0.1:$NODE_METRICS_PORT"
 		echo "uid_base = $UID_BASE"
 		echo "cgroup_parent = /ephemeral-$TAG"
 	} | write_secret "$VAR/etc/noded.conf"

@@ -367,13 +367,29 @@ uint64_t cgroup_oom_kills(const struct cgroup *g)
 	return keyed(dir, g->memory_on_v2 ? "memory.events" : "memory.oom_control", "oom_kill");
 }
 
-uint64_t cgroup_memory_peak(const struct cgroup *g)
+static uint64_t memory_figure(const struct cgroup *g, const char *v2, const char *v1)
 {
 	const char *dir = memory_dir(g);
 	char path[CGROUP_PATH_MAX + 64], text[64];
 
-	if (!dir || !text_fmt(path, sizeof(path), "%s/%s", dir, g->memory_on_v2 ? "memory.peak" : "memory.max_usage_in_bytes") ||
+	if (!dir || !text_fmt(path, sizeof(path), "%s/%s", dir, g->memory_on_v2 ? v2 : v1) ||
 			!cgroup_read(path, text, sizeof(text)))
 		return 0;
 	return strtoull(text, NULL, 10);
+}
+
+uint64_t cgroup_memory_peak(const struct cgroup *g)
+{
+	return memory_figure(g, "memory.peak", "memory.max_usage_in_bytes");
+}
+
+uint64_t cgroup_memory_now(const struct cgroup *g)
+{
+	return memory_figure(g, "memory.current", "memory.usage_in_bytes");
+}
+
+/* Version 2 counts it in every group, whether or not its cpu controller is there. */
+uint64_t cgroup_cpu_us(const struct cgroup *g)
+{
+	return g->count > 0 ? keyed(g->dir[0], "cpu.stat", "usage_usec") : 0;
 }

@@ -59,6 +59,8 @@ bool cgroup_populated(const struct cgroup *g);                     /* any live p
 int cgroup_remove(struct cgroup *g, struct err *e) EPH_MUST_CHECK; /* 0 all gone, 1 still busy, -1 error */
 uint64_t cgroup_oom_kills(const struct cgroup *g);
 uint64_t cgroup_memory_peak(const struct cgroup *g); /* bytes; 0 unknown */
+uint64_t cgroup_memory_now(const struct cgroup *g);  /* bytes; 0 unknown */
+uint64_t cgroup_cpu_us(const struct cgroup *g);      /* CPU time so far; 0 unknown */
 
 /* Pure, for tests. Path of this process in the hierarchy of `controller` ("" = v2) from the text of /proc/self/cgroup. */
 bool cgroup_parse_self(const char *text, const char *controller, char *out, size_t size);

@@ -88,9 +88,12 @@ static int to_link(struct vm *vm, const uint8_t *body, size_t n, struct err *e)
 		vm_boot_over(vm);
 		if (note_start(vm, e))
 			return -1;
+		metrics_started(vm);
 	}
-	if (body[0] == RF_BL_REFUSE)
+	if (body[0] == RF_BL_REFUSE) {
 		vm_boot_over(vm);
+		metrics_not_started(vm, n > 1 && body[1] != 0);
+	}
 	if (!frame_set(&vm->replay[kind], body[0], body + 1, n - 1))
 		return err_set(e, ERR_NOMEM, "no memory");
 	link_side_relay(vm->keeper, vm, body[0], body + 1, n - 1);
@@ -147,6 +150,7 @@ static int take_frame(struct vm *vm, uint8_t type, const uint8_t *body, size_t n
 	case RF_KEEPER_TO_LINK: return to_link(vm, body, n, e);
 	case RF_KEEPER_SIGN_DIGEST: return take_sign(vm, body, n, e);
 	case RF_KEEPER_END: take_end(vm); return 0;
+	case RF_KEEPER_STATS: return stats_broker_add(body, n, &vm->keeper->stats.broker, e);
 	case RF_KEEPER_METER: return n == 16 ? 0 : err_set(e, ERR_PROTOCOL, "meter of %zu bytes", n); /* the spool has it too */
 	default: return err_set(e, ERR_PROTOCOL, "frame of type %u", type);
 	}

@@ -112,6 +112,7 @@ static void watch(struct keeper *k, struct vm *vm)
 	switch (vm_overdue(&w, clock_boot_ns())) {
 	case VM_BOOT_OVERDUE: vm_fail_start(vm, "the boot is far over its deadline, and the broker did not end it"); break;
 	case VM_LEASE_OVERDUE:
+		k->stats.lease_overdue++;
 		log_error("run=%s vm=%s outlives the lease: destroyed, its broker did not do it", vm->journal.run_id,
 				vm->journal.vm);
 		vm->want.destroy = true;
@@ -304,7 +305,7 @@ static int start(struct keeper *k, struct err *e)
 	k->base = event_base_new();
 	if (!k->base)
 		return err_set(e, ERR_NOMEM, "no memory");
-	if (add_events(k, e) || recover(k, e))
+	if (add_events(k, e) || metrics_open(k, e) || recover(k, e))
 		return -1;
 	return link_side_start(k, e);
 }
@@ -318,6 +319,7 @@ static void free_event(struct event *ev)
 static void stop(struct keeper *k)
 {
 	link_side_stop(k);
+	metrics_close(k);
 	while (k->vms)
 		vm_free(k->vms); /* kills; journal and cgroups stay for the next start */
 	for (int i = 0; i < 2; i++)

@@ -58,11 +58,13 @@ struct vm {
 	uint8_t *secrets; /* opened; wiped when freed */
 	size_t secrets_len;
 	int64_t received_boot_ns;
-	int64_t boot_began_ns;   /* when its turn to boot came */
-	int64_t exec_boot_ns;    /* 0 until the VMM was exec'd */
-	int64_t destroy_boot_ns; /* when the VMM's end was ordered or seen; 0 = not yet */
-	int64_t gone_ms;         /* from there to gone; -1 = not gone */
-	bool vmm_ended;          /* by itself: the broker gets the text below */
+	int64_t boot_began_ns;         /* when its turn to boot came */
+	int64_t exec_boot_ns;          /* 0 until the VMM was exec'd */
+	int64_t destroy_boot_ns;       /* when the VMM's end was ordered or seen; 0 = not yet */
+	int64_t gone_ms;               /* from there to gone; -1 = not gone */
+	uint64_t memory_bytes, cpu_us; /* of the VMM's group, as last read for metrics */
+	bool start_counted;
+	bool vmm_ended; /* by itself: the broker gets the text below */
 	int vmm_status;
 	char vmm_text[256];
 	char broker_text[128]; /* how the broker ended, when it did by itself */
@@ -96,6 +98,10 @@ struct keeper {
 	char *token_text;
 	struct slots *slots;
 	struct admission admission;
+	int metrics_fd; /* bound; 0 = none */
+	char metrics_address[300];
+	struct event *metrics_timer;
+	uint32_t metrics_ticks;
 	struct keeper_stats stats, stats_told; /* as they are; as link was told last */
 	struct link_side link;
 	struct vm *vms;
@@ -160,6 +166,15 @@ int vm_link_job(struct keeper *k, struct jail_job *job, struct err *e) EPH_MUST_
 
 /* vm_end.c */
 void vm_report(struct vm *vm); /* continues the spool, tells link */
+
+/* metrics.c */
+int metrics_open(struct keeper *k, struct err *e) EPH_MUST_CHECK;
+void metrics_close(struct keeper *k);
+void metrics_tell(struct keeper *k); /* a new link, or this host's image or VMM changed */
+void metrics_started(struct vm *vm); /* START is asked for */
+void metrics_not_started(struct vm *vm, bool failed);
+void metrics_ended(struct vm *vm, enum slot_role role, int status, bool by_itself);
+void metrics_look_at_vm(struct vm *vm); /* also before its group goes */
 
 /* recover.c */
 int recover(struct keeper *k, struct err *e) EPH_MUST_CHECK;

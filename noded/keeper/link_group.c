@@ -46,8 +46,10 @@ void link_group_end(struct keeper *k)
 	if (!g)
 		return;
 	k->link.group = NULL;
-	if (cgroup_oom_kills(g) > 0)
+	if (cgroup_oom_kills(g) > 0) {
+		k->stats.oom_kills[STATS_ROLE_LINK]++;
 		log_error("link was over its memory limit peak_mib=%" PRIu64, cgroup_memory_peak(g) >> 20);
+	}
 	cgroup_kill(g);
 	if (cgroup_remove(g, &e) != 0)
 		log_debug("link's group stays until its processes are gone path=%s", cgroup_dir(g, 0));

@@ -197,12 +197,12 @@ static int take_assign(struct keeper *k, const uint8_t *body, size_t n, struct e
 
 static void say_ready(struct keeper *k)
 {
-	char line[256];
+	char line[640];
 
 	if (k->ready_fd < 0)
 		return;
-	if (text_fmt(line, sizeof(line), "{\"node\":\"%s\",\"isolation\":\"%s\",\"pid\":%d}\n", identity_node_id(k->identity),
-			    k->host.isolation, (int)getpid()) &&
+	if (text_fmt(line, sizeof(line), "{\"node\":\"%s\",\"isolation\":\"%s\",\"metrics\":\"%s\",\"pid\":%d}\n",
+			    identity_node_id(k->identity), k->host.isolation, k->metrics_address, (int)getpid()) &&
 			write(k->ready_fd, line, strlen(line)) < 0)
 		log_warn("cannot write to --ready-fd");
 	close(k->ready_fd);
@@ -351,6 +351,8 @@ static void on_link_exit(void *arg, int status)
 	link_group_end(k);
 	pause_ms = schedule_restart(k);
 	if (!k->stopping)
+		k->stats.link_restarts++;
+	if (!k->stopping)
 		log_warn("link ended status=\"%s\" restart_ms=%d", text, pause_ms);
 	k->link.backoff_ms = k->link.backoff_ms * 2 < BACKOFF_MAX_MS ? k->link.backoff_ms * 2 : BACKOFF_MAX_MS;
 	keeper_maybe_stopped(k);
@@ -401,6 +403,7 @@ static int start_once(struct keeper *k, struct err *e)
 		return 0; /* its end starts the next one */
 	}
 	send_init(k);
+	metrics_tell(k);
 	link_side_capacity(k);
 	for (struct vm *vm = k->vms; vm; vm = vm->next)
 		link_side_vm(k, vm);

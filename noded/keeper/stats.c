@@ -25,6 +25,8 @@ const char *const stats_vm_names[STATS_VMS] = { "starting", "running", "ending",
 const char *const stats_call_names[STATS_CALLS] = { "model", "connection", "mcp", "web" };
 const char *const stats_call_result_names[STATS_CALL_RESULTS] = { "ok", "denied", "budget", "refused", "failed" };
 
+const char *const stats_denial_names[STATS_DENIALS] = { "tool", "connection", "web" };
+
 _Static_assert(sizeof(struct keeper_stats) % sizeof(uint64_t) == 0, "nothing but u64");
 _Static_assert(sizeof(struct stats_broker) % sizeof(uint64_t) == 0, "nothing but u64");
 

@@ -72,6 +72,9 @@ enum stats_call_result {
 	STATS_CALL_RESULTS
 };
 
+/* Which rule of a run's policy a broker refused by. */
+enum stats_denial { STATS_DENIED_TOOL, STATS_DENIED_CONNECTION, STATS_DENIED_WEB, STATS_DENIALS };
+
 /* Upper bounds in ms of a histogram's buckets; one more takes the rest. */
 #define STATS_BUCKETS 14
 extern const uint32_t stats_bounds_ms[STATS_BUCKETS];
@@ -83,6 +86,7 @@ struct stats_times {
 /* A broker's part; it sends what is new since its last frame. */
 struct stats_broker {
 	uint64_t calls[STATS_CALLS][STATS_CALL_RESULTS];
+	uint64_t denials[STATS_DENIALS];
 	uint64_t model_attempts_again; /* attempts of a model call beyond its first */
 	uint64_t over_hold;            /* replies whose usage was above the hold */
 	uint64_t over_hold_micros;     /* what the operator lost by them */
@@ -114,7 +118,8 @@ struct keeper_stats {
 	uint64_t booting, max_booting;
 	uint64_t vm_memory_bytes, vm_memory_max_bytes; /* of all VMMs' groups together; of the largest */
 	uint64_t used_memory_mib, total_memory_mib, used_vcpus, total_vcpus, used_slots, total_slots;
-	uint64_t spool_bytes; /* of the spools of runs that are here, as preallocated */
+	uint64_t spool_bytes;                       /* of the spools of runs that are here, as preallocated */
+	uint64_t disk_free_bytes, disk_total_bytes; /* of state_dir's file system */
 	uint64_t draining, stopping;
 };
 
@@ -130,6 +135,7 @@ extern const char *const stats_role_names[STATS_ROLES];
 extern const char *const stats_vm_names[STATS_VMS];
 extern const char *const stats_call_names[STATS_CALLS];
 extern const char *const stats_call_result_names[STATS_CALL_RESULTS];
+extern const char *const stats_denial_names[STATS_DENIALS];
 
 void stats_took(struct stats_times *t, int64_t ms); /* one observation; below 0 counts as 0 */
 

@@ -310,6 +310,7 @@ void vm_end(struct vm *vm, enum errcode code, const char *text)
 	} else if (vm->journal.state < JOURNAL_ASKED) {
 		vm->refused = true;
 		vm->refuse_failed = code != ERRCODE_NODE_RESTARTED;
+		metrics_not_started(vm, vm->refuse_failed);
 	}
 	vm->end_code = vm->refused && vm->refuse_failed ? ERRCODE_VM_START_FAILED : code;
 	if (!text_fmt(vm->end_text, sizeof(vm->end_text), "%.512s", text))
@@ -402,9 +403,11 @@ static bool clean_proc(struct vm *vm, enum slot_role role)
 
 static bool clean_vmm(struct vm *vm)
 {
+	metrics_look_at_vm(vm);
 	if (!clean_proc(vm, SLOT_VMM))
 		return false;
 	vm->gone_ms = (clock_boot_ns() - vm->destroy_boot_ns) / 1000000;
+	stats_took(&vm->keeper->stats.destroy, vm->gone_ms);
 	if (!vm->recovered)
 		admission_give_vm(&vm->keeper->admission, vm->journal.memory_mib, vm->journal.vcpus);
 	log_info("run=%s vm=%s gone gone_ms=%lld", vm->journal.run_id, vm->journal.vm, (long long)vm->gone_ms);

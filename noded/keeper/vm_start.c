@@ -309,6 +309,7 @@ static void on_vmm_exit(void *arg, int status)
 	child_status_text(status, text);
 	log_info("run=%s vm=%s vmm ended status=\"%s\" expected=%d memory_peak_mib=%" PRIu64, vm->journal.run_id, vm->journal.vm,
 			text, expected, cgroup_memory_peak(p->cgroup) / MIB);
+	metrics_ended(vm, SLOT_VMM, status, !expected);
 	proc_left(vm, SLOT_VMM);
 	vm_boot_over(vm);
 	if (!expected) {
@@ -337,6 +338,7 @@ static void on_channel_exit(void *arg, int status)
 	child_status_text(status, text);
 	if (vm->proc[SLOT_CHANNEL].state == PROC_ALIVE && status != 0)
 		log_warn("run=%s vm=%s channel ended status=\"%s\"", vm->journal.run_id, vm->journal.vm, text);
+	metrics_ended(vm, SLOT_CHANNEL, status, false);
 	proc_left(vm, SLOT_CHANNEL);
 	/* The broker sees the end of its socket and decides; without a channel nothing could be said to the VM anyhow. */
 	vm_step_all(vm);
@@ -349,6 +351,7 @@ static void on_broker_exit(void *arg, int status)
 	char text[64];
 
 	child_status_text(status, text);
+	metrics_ended(vm, SLOT_BROKER, status, false);
 	proc_left(vm, SLOT_BROKER);
 	if (!expected && status != 0)
 		log_error("run=%s vm=%s broker ended status=\"%s\"", vm->journal.run_id, vm->journal.vm, text);

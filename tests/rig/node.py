@@ -52,7 +52,7 @@ class Node:
         token.chmod(0o600)
         self.config = {"state_dir": self.state_dir, "run_dir": self.run_dir, "join_token_file": str(token), "node_name": self.name, "emulation": "allow",
                        "uid_base": self.uid_base, "image_dir": str(image), "max_vms": 4, "max_concurrent_boots": 1, "memory_mib": 4096, "vcpus": 8,
-                       "cgroup_parent": f"/{self.cgroup_name}", "spool_keep_seconds": 600, "log_level": "debug", **config}
+                       "cgroup_parent": f"/{self.cgroup_name}", "spool_keep_seconds": 600, "log_level": "debug", "metrics_listen": "127.0.0.1:0", **config}
         self.log = self.home / "noded.log"
         self.process = None
         self.write_config()
