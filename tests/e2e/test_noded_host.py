@@ -4,12 +4,12 @@ import os
 import pathlib
 import resource
 import signal
-import subprocess
 
 import host
 import pytest
 import wait
 from client import say, shell, turns
+from room import Room
 
 CGROUPS = pathlib.Path("/sys/fs/cgroup")
 
@@ -115,31 +115,6 @@ def test_a_link_that_dies_and_dies_keeps_a_short_lease(make_stack):
     waits = [int(line.split("restart_ms=")[1].split()[0].rstrip('"}')) for line in node.log.read_text().splitlines() if "restart_ms=" in line]
     assert len(waits) >= 7 and max(waits) <= 2000, waits
     wait.until(lambda: stack.control.node_live(node.name), 20, "the node to be live")
-
-
-class Room:
-    """A small file system for state_dir or run_dir."""
-
-    def __init__(self, path, options):
-        self.path = pathlib.Path(path)
-        self.path.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"mode=0700,{options}", "none", self.path], check=True)
-
-    def fill(self, leave):
-        free = os.statvfs(self.path)
-        with open(self.path / "filler", "wb") as out:
-            os.posix_fallocate(out.fileno(), 0, max(free.f_bavail * free.f_frsize - leave, 1))
-
-    def take_inodes(self):
-        for n in range(os.statvfs(self.path).f_favail):
-            (self.path / f"filler{n}").touch()
-
-    def empty(self):
-        for path in self.path.glob("filler*"):
-            path.unlink()
-
-    def close(self):
-        subprocess.run(["umount", "-l", self.path], check=False)
 
 
 @pytest.mark.guest
