@@ -55,6 +55,7 @@ class Node:
                        "cgroup_parent": f"/{self.cgroup_name}", "spool_keep_seconds": 600, "log_level": "debug", "metrics_listen": "127.0.0.1:0", **config}
         self.log = self.home / "noded.log"
         self.process = None
+        self.prefix, self.env = (), {}  # what starts it, and what is in its environment: another network (netns.py), another clock
         self.write_config()
 
     def write_config(self, **changes):
@@ -65,8 +66,8 @@ class Node:
     def start(self, ready=True):
         read, write = os.pipe()
         log = open(self.log, "ab")
-        env = dict(os.environ, ASAN_OPTIONS="detect_leaks=0:abort_on_error=1", UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1")
-        self.process = subprocess.Popen([f"{self.bin_dir}/noded", "--config", str(self.file), "--ready-fd", str(write)], pass_fds=[write], stdout=log,
+        env = dict(os.environ, ASAN_OPTIONS="detect_leaks=0:abort_on_error=1", UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1", **self.env)
+        self.process = subprocess.Popen([*self.prefix, f"{self.bin_dir}/noded", "--config", str(self.file), "--ready-fd", str(write)], pass_fds=[write], stdout=log,
                                         stderr=log, stdin=subprocess.DEVNULL, env=env)
         os.close(write)
         log.close()
