@@ -164,6 +164,7 @@ static void on_tick(evutil_socket_t fd, short what, void *arg)
 	(void)fd;
 	(void)what;
 	check_deadlines(b);
+	tally_tell(b);
 	if (b->state == RUN_WORK && ++b->ticks % METER_TICKS == 0)
 		(void)broker_meter_moved(b);
 }

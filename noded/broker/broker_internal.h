@@ -10,6 +10,7 @@
 #include "model.h"
 #include "run.h"
 
+#include "keeper/stats.h"
 #include "noded/spool.h"
 
 #include "common/curlev.h"
@@ -73,6 +74,7 @@ struct broker {
 	struct curlev *curl;
 	struct model *model;
 	struct meter meter;
+	struct stats_broker tally; /* since keeper was told last */
 	struct files files;
 
 	int64_t boot_ns; /* when the VM's boot began: with the assignment, or before it */
@@ -118,6 +120,10 @@ void broker_notify(struct broker *b);      /* link is told, once per turn of the
 void broker_notify_now(struct broker *b);
 void broker_to_link(struct broker *b, uint8_t type, const void *body, size_t n);
 void broker_kill(struct broker *b); /* by our own descriptor */
+
+/* tally.c: what metrics count of this run; keeper is told once a second, and at the end */
+void tally_call(struct broker *b, const struct model_report *r, enum stats_call_result result);
+void tally_tell(struct broker *b);
 
 /* session.c */
 void session_advance(struct broker *b);

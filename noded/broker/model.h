@@ -29,7 +29,9 @@ struct model_report {
 	int64_t cost_micros;        /* of all attempts */
 	const char *finish;         /* finish reason, or "error" */
 	int64_t duration_ms;
-	char note[161]; /* "" or what was unusual */
+	uint32_t unmetered, over_hold; /* attempts charged their hold: without usage, with more than it */
+	int64_t over_hold_micros;      /* what those cost beyond it, as far as it can be told */
+	char note[161];                /* "" or what was unusual */
 };
 
 struct model_options {

@@ -50,6 +50,17 @@ void model_note(struct model *m, const char *text)
 		m->report.note[0] = '\0';
 }
 
+/* What usage beyond a hold costs more than it; a figure that no price can be made of says nothing. */
+static int64_t beyond(const struct model *m, const struct meter_tokens *t, int64_t hold)
+{
+	int64_t micros, sum = m->report.over_hold_micros;
+
+	if (!price_model(&m->opt.meter->price, t->input, t->cached, t->output, &micros) || micros <= hold ||
+			micros > PRICE_MICROS_MAX || sum > PRICE_MICROS_MAX)
+		return 0;
+	return micros - hold;
+}
+
 bool model_settle(struct model *m)
 {
 	struct meter_tokens t;
@@ -66,11 +77,14 @@ bool model_settle(struct model *m)
 		m->report.tokens.output += t.output;
 		break;
 	case METER_UNMETERED:
+		m->report.unmetered++;
 		log_warn("model reply without usage run=%s call=%u attempt=%u charged_micros=%lld", m->opt.a->run_id,
 				m->report.call, m->report.attempts, (long long)micros);
 		model_note(m, "The provider's reply carried no usage: the hold was charged.");
 		break;
 	case METER_OVER_HOLD:
+		m->report.over_hold++;
+		m->report.over_hold_micros += beyond(m, &t, micros);
 		log_warn("model usage above its hold run=%s call=%u attempt=%u input=%lld output=%lld hold_micros=%lld",
 				m->opt.a->run_id, m->report.call, m->report.attempts, (long long)t.input, (long long)t.output,
 				(long long)micros);

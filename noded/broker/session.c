@@ -15,6 +15,7 @@
 
 void session_spool_failed(struct broker *b, const struct err *e)
 {
+	b->tally.spool_full += !b->seen.ending;
 	if (e->code == ERR_LIMIT)
 		session_end(b, ERRCODE_EVENTS_OVERFLOW, "%s", e->text);
 	else
@@ -65,8 +66,10 @@ void session_end(struct broker *b, enum errcode code, const char *fmt, ...)
 	(void)vsnprintf(b->detail, sizeof(b->detail), fmt, ap);
 	va_end(ap);
 	b->detail[text_utf8_border(b->detail, strlen(b->detail))] = '\0';
-	if (b->model != NULL && model_cancel(b->model, &report))
+	if (b->model != NULL && model_cancel(b->model, &report)) {
+		tally_call(b, &report, STATS_CALL_CUT);
 		session_model_event(b, &report);
+	}
 }
 
 /* --- steps ------------------------------------------------------------------------------------------------------------------- */
@@ -278,6 +281,7 @@ static void step_refuse(struct broker *b)
 static void leave(struct broker *b)
 {
 	b->leaving = true;
+	tally_tell(b);
 	(void)framed_send(b->keeper, RF_KEEPER_END, NULL, 0);
 	framed_flush(b->keeper, 2000);
 	event_base_loopexit(b->base, NULL);

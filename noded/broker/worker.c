@@ -40,6 +40,7 @@ static void on_reply(void *arg, struct model_reply *reply, const struct model_re
 {
 	struct broker *b = arg;
 
+	tally_call(b, report, reply->status == MODEL_OK ? STATS_CALL_OK : STATS_CALL_REFUSED);
 	session_model_event(b, report);
 	reply->calls_left = b->calls < b->a.max_model_calls ? b->a.max_model_calls - b->calls : 0;
 	if (!b->seen.ending)
@@ -53,6 +54,7 @@ static void on_failed(void *arg, enum errcode code, const char *text, const stru
 {
 	struct broker *b = arg;
 
+	tally_call(b, report, code == ERRCODE_BUDGET_EXCEEDED || code == ERRCODE_TIMED_OUT ? STATS_CALL_BUDGET : STATS_CALL_FAILED);
 	session_model_event(b, report);
 	session_end(b, code, "%s", text);
 	session_advance(b);
@@ -73,6 +75,7 @@ static void deny_tools(struct broker *b, uint32_t tools)
 		jw_kstr(&w, "rule", "tools");
 		jw_kstr(&w, "what", tool_info((enum tool)i)->name);
 		jw_close(&w);
+		b->tally.denials[STATS_DENIED_TOOL]++;
 		session_event(b, EV_DENIED, &data);
 	}
 	buf_free(&data);

@@ -23,7 +23,7 @@ const char *const stats_warm_names[STATS_WARMS] = { "taken", "evicted", "expired
 const char *const stats_role_names[STATS_ROLES] = { "broker", "channel", "vmm", "link" };
 const char *const stats_vm_names[STATS_VMS] = { "starting", "running", "ending", "warm", "golden" };
 const char *const stats_call_names[STATS_CALLS] = { "model", "connection", "mcp", "web" };
-const char *const stats_call_result_names[STATS_CALL_RESULTS] = { "ok", "denied", "budget", "refused", "failed" };
+const char *const stats_call_result_names[STATS_CALL_RESULTS] = { "ok", "denied", "budget", "refused", "failed", "cut" };
 
 const char *const stats_denial_names[STATS_DENIALS] = { "tool", "connection", "web" };
 

@@ -1,6 +1,6 @@
 /*
  * What a host counts: figures that only grow, a few that are read off, and their bounded names. Kept by keeper in one struct, of
- * which a broker tells its part (RF_KEEPER_STATS, once per frame added here) and which link is told once a second when something
+ * which a broker tells its part (RF_KEEPER_STATS) and which link is told once a second when something
  * moved (RF_LINK_STATS) and shows as metrics. Counting is `k->stats.x[WHY]++` and allocates nothing. Used on keeper's loop, read
  * on link's.
  *
@@ -69,6 +69,7 @@ enum stats_call_result {
 	STATS_CALL_BUDGET,  /* the money or the time does not reach */
 	STATS_CALL_REFUSED, /* the other side said no */
 	STATS_CALL_FAILED,  /* no usable answer */
+	STATS_CALL_CUT,     /* the run ended while it was under way */
 	STATS_CALL_RESULTS
 };
 
@@ -91,6 +92,7 @@ struct stats_broker {
 	uint64_t over_hold;            /* replies whose usage was above the hold */
 	uint64_t over_hold_micros;     /* what the operator lost by them */
 	uint64_t unmetered;            /* replies without usage: charged their hold */
+	uint64_t spool_full;           /* runs ended because their spool could not be written */
 };
 
 struct keeper_stats {
@@ -107,7 +109,6 @@ struct keeper_stats {
 	uint64_t vmm_ended; /* by itself */
 	uint64_t oom_kills[STATS_ROLES];
 	uint64_t seccomp_kills[STATS_ROLES];
-	uint64_t spool_full;
 	uint64_t lease_overdue; /* VMs destroyed by keeper because their broker let the lease pass */
 	uint64_t link_restarts;
 	uint64_t vm_cpu_us; /* of all VMMs, as last read */

@@ -82,6 +82,7 @@ static void on_answer(void *arg, void *user, const struct link_reply *reply)
 	struct link *l = arg;
 	struct asked *a = user;
 
+	link_metrics_answer(l, a->type, reply);
 	if (a->type == LINK_NEXT)
 		poll_answer(l, a, reply);
 	else if (a->type == LINK_ENROL)
@@ -384,7 +385,7 @@ static void on_frame(void *arg, uint8_t type, const uint8_t *body, size_t n, con
 	struct link *l = arg;
 	struct err e;
 
-	if (type != RF_LINK_VM)
+	if (type != RF_LINK_VM && type != RF_LINK_HOST)
 		for (size_t i = 0; i < fd_count; i++)
 			close(fds[i]);
 	switch (type) {
@@ -395,6 +396,8 @@ static void on_frame(void *arg, uint8_t type, const uint8_t *body, size_t n, con
 		}
 		break;
 	case RF_LINK_VM: take_vm(l, body, n, fds, fd_count); break;
+	case RF_LINK_HOST: link_metrics_host(l, body, n, fds, fd_count); return;
+	case RF_LINK_STATS: link_metrics_stats(l, body, n); return;
 	case RF_LINK_CAPACITY: take_capacity(l, body, n); break;
 	case RF_LINK_FROM_BROKER: from_broker(l, body, n); break;
 	case RF_LINK_REFUSED: take_refused(l, body, n); break;

@@ -8,6 +8,7 @@
 #include "peer.h"
 #include "runs.h"
 
+#include "keeper/stats.h"
 #include "noded/spool.h"
 
 #include "common/framed.h"
@@ -40,6 +41,10 @@ struct asked {
 	int64_t sent_boot_ns;
 };
 
+#define LINK_RESULTS (LINK_BUSY + 2) /* those of answers, and no answer */
+
+struct metrics_http;
+
 struct link {
 	struct event_base *base;
 	struct framed *keeper;
@@ -62,6 +67,13 @@ struct link {
 	bool enrolling;
 	int64_t enrol_after_ms;
 	struct event *pump_event; /* one turn of the pump, soon */
+
+	/* metrics.c */
+	struct metrics_http *metrics; /* NULL: off */
+	struct role_host host;
+	struct keeper_stats stats; /* as keeper told last */
+	uint64_t requests[LINK_BLOB + 1][LINK_RESULTS];
+	int64_t lease_deadline_boot_ns, polled_boot_ns; /* 0 = none yet */
 };
 
 /* link.c */
@@ -73,6 +85,11 @@ struct run_entry *link_find(const struct link *l, const uint8_t token[TOKEN_LEN]
 struct run_entry *link_add(struct link *l, const char *run_id, const uint8_t token[TOKEN_LEN]);
 void link_token_frame(struct link *l, uint8_t type, const uint8_t token[TOKEN_LEN]);
 void link_kill_all(struct link *l);
+
+/* metrics.c: RF_LINK_HOST (takes the descriptors), RF_LINK_STATS, an answer (NULL: none came) */
+void link_metrics_host(struct link *l, const uint8_t *body, size_t n, const int *fds, size_t fd_count);
+void link_metrics_stats(struct link *l, const uint8_t *body, size_t n);
+void link_metrics_answer(struct link *l, uint8_t type, const struct link_reply *reply);
 
 /* requests.c */
 void requests_pump(struct link *l);

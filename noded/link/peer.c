@@ -87,6 +87,7 @@ struct peers {
 	struct peer *peers[PEER_ADDRESSES_MAX];
 	size_t count, active;
 	uint32_t closing;  /* sockets whose nng_close has not returned */
+	uint64_t made;     /* connections so far */
 	uint32_t replaced; /* sockets given up so far: their memory is left behind */
 	uint64_t next_request_id;
 	int64_t pipe_dead_ms; /* see PIPE_DEAD_PART */
@@ -262,6 +263,8 @@ static void set_state(struct peer *peer, enum peer_state to)
 	peer->state = to;
 	if (from == PEER_READY)
 		peer->unready_since_ms = clock_boot_ms();
+	if (from == PEER_DOWN)
+		peer->all->made++;
 	if (to == PEER_DOWN || from == PEER_DOWN)
 		log_info("controld connection address=%s state=%s", peer->address, to == PEER_DOWN ? "down" : "up");
 	choose(peer->all);
@@ -312,6 +315,15 @@ static bool slot_send(struct slot *s, uint8_t type, const void *body, size_t n, 
 void peers_lease(struct peers *p, uint32_t lease_ms)
 {
 	p->pipe_dead_ms = lease_ms / PIPE_DEAD_PART < DIALER_DEAD_MS ? lease_ms / PIPE_DEAD_PART : DIALER_DEAD_MS;
+}
+
+void peers_look(const struct peers *p, struct peers_state *out)
+{
+	*out = (struct peers_state){ .known = (uint32_t)p->count, .made = p->made };
+	for (size_t i = 0; i < p->count; i++) {
+		out->connected += p->peers[i]->state != PEER_DOWN;
+		out->ready += p->peers[i]->state == PEER_READY;
+	}
 }
 
 uint32_t peers_free_slots(const struct peers *p)

@@ -42,6 +42,11 @@ int peers_new(const struct peers_options *opt, peer_answer answer, struct peers 
 bool peers_challenge(const struct peers *p, uint8_t out[32]);
 /* How long the node's lease is: a connection that does not answer is made anew in time to renew it. */
 void peers_lease(struct peers *p, uint32_t lease_ms);
+struct peers_state {
+	uint32_t known, connected, ready; /* addresses */
+	uint64_t made;                    /* connections so far */
+};
+void peers_look(const struct peers *p, struct peers_state *out); /* for metrics */
 /* Slots that could be used right now at the active controld. */
 uint32_t peers_free_slots(const struct peers *p);
 /* Signs and sends to the active controld. False: not now (no connection, no slot, too long). user comes back with the answer.

@@ -129,7 +129,8 @@ static void take_lease(struct link *l, int64_t sent_ns, uint32_t lease_ms)
 
 	if (lease_ms == 0)
 		return;
-	wire_put_i64(&body, link_lease_deadline_ns(sent_ns, lease_ms));
+	l->lease_deadline_boot_ns = link_lease_deadline_ns(sent_ns, lease_ms);
+	wire_put_i64(&body, l->lease_deadline_boot_ns);
 	(void)link_to_keeper(l, RF_KEEPER_LEASE, body.data, body.len);
 	buf_free(&body);
 }
@@ -207,6 +208,7 @@ static void take_next(struct link *l, const struct asked *a, const struct link_r
 		return;
 	}
 	l->poll_failures = 0;
+	l->polled_boot_ns = clock_boot_ns();
 	l->leased = l->leased || m.lease_ms > 0;
 	if (m.lease_ms > 0) {
 		l->lease_ms = m.lease_ms;

@@ -75,7 +75,7 @@ class Node:
             line = pipe.readline() if ready else ""
         if ready:
             assert line, f"noded did not start:\n{self.log_tail()}"
-            json.loads(line)
+            self.addresses = json.loads(line)
             wait.until(lambda: self.control.node_live(self.name), 20, f"node {self.name} to be live")
         return self
 
