@@ -10,7 +10,7 @@ import struct
 import time
 
 import psycopg2
-from provider import INPUT_PRICE, OUTPUT_PRICE, Provider
+from provider import Provider
 from proxy import Proxy
 
 import control as control_rig
@@ -50,7 +50,7 @@ class Stack(fixtures.Stack):
         self.cluster.start()
         self.control = control = control_rig.Control(self.cluster, bin_dir, scripted=False, **LEASES.get(self.kind, {}))
         node_config = {"max_vms": 3, "max_concurrent_boots": 1, "boot_timeout_ms": 60_000}
-        self.with_provider(control)
+        self.provider.serve_to(control)
         control.keep_addresses()
         with psycopg2.connect(control.conninfo) as db, db.cursor() as cursor:
             cursor.execute(HOLD_SQL)
@@ -62,12 +62,6 @@ class Stack(fixtures.Stack):
             self.pair = self.make_pair(control, bin_dir)
         self.node = node_rig.Node(self.pair[0] if self.pair else control, bin_dir, image, f"{self.kind}-{os.getpid()}", **node_config)
         self.node.start()
-
-    def with_provider(self, control):
-        control.operator("PUT", "/providers/tally", json={"base_url": self.provider.url, "api_key": "no-secret-at-all", "any_address": True})
-        control.operator("PUT", "/models/tally/auto", json={"default": True})
-        control.operator("PUT", "/prices/tally/auto", json={"input_micros_per_million": INPUT_PRICE, "output_micros_per_million": OUTPUT_PRICE})
-        control.set_prices(compute_micros_per_million_ms=200_000)
 
     def make_pair(self, control, bin_dir):
         """Two more on the same database, which the host knows; the first one, which it does not, serves the clients meanwhile."""

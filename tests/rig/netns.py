@@ -8,6 +8,7 @@ A program is started by nsenter, which changes the network alone: `ip netns exec
 """
 import fcntl
 import os
+import re
 import subprocess
 
 BLOCKS = 250
@@ -17,6 +18,18 @@ def ip(*words, check=True):
     done = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=20, check=False)
     assert not check or done.returncode == 0, f"ip {' '.join(words)}: {done.stderr}"
     return done.stdout
+
+
+def sweep():
+    """Takes away what test processes left that were killed: their pid stands in the names, and nobody has it any more."""
+    names = [line.split()[0] for line in ip("netns", "list", check=False).splitlines() if line.startswith("eph-")]
+    for name in names:
+        if not os.path.exists(f"/proc/{name.split('-')[1]}"):
+            ip("netns", "del", name, check=False)
+    for name in os.listdir("/sys/class/net"):
+        pid = re.fullmatch(r"eh[bvw](\d+)(\.\d+)?", name)
+        if pid and not os.path.exists(f"/proc/{pid[1]}"):
+            ip("link", "del", name, check=False)
 
 
 class Wire:
@@ -57,6 +70,7 @@ class Wire:
 
 class Network:
     def __init__(self):
+        sweep()
         self.bridge, self.wires, self.held = f"ehb{os.getpid()}", [], None
         for block in range(BLOCKS):
             held = open(f"/tmp/eph-test-net-{block}", "ab")

@@ -1,6 +1,6 @@
 """The network between a host and its controlds: plain TCP pumps that a test can cut, either by resetting every connection and refusing new
 ones, or in silence: connections stay up and nothing passes, as behind a dead router. What TCP had not delivered comes when it is mended.
-Or stuck: the connections that are there never say a word again, new ones are fine."""
+Or stuck: the connections that are there never say a word again, new ones are fine. Or slow: all that passes is late."""
 import socket
 import struct
 import threading
@@ -11,11 +11,12 @@ RESET, SILENT, STUCK = "reset", "silent", "stuck"
 
 
 class Proxy:
-    """Listens on a port of its own and passes everything on to `target` (host:port)."""
+    """Listens on a port of its own and passes everything on to `target` (host:port), `late` seconds later, each way."""
 
-    def __init__(self, target):
+    def __init__(self, target, address="127.0.0.1", late=0.0):
         host, port = target.rsplit(":", 1)
         self.target = (host, int(port))
+        self.here, self.late, self.passed = address, late, 0
         self.mode = None
         self.pairs = set()
         self.lock = threading.Lock()
@@ -23,12 +24,12 @@ class Proxy:
         self.flowing.set()
         self.stuck = []
         self.listener = self._listen(0)
-        self.address = "127.0.0.1:%d" % self.listener.getsockname()[1]
+        self.address = f"{address}:{self.listener.getsockname()[1]}"
 
     def _listen(self, port):
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", port))
+        listener.bind((self.here, port))
         listener.listen(64)
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
         return listener
@@ -63,6 +64,9 @@ class Proxy:
         try:
             while data := source.recv(65536):
                 flowing.wait()
+                if self.late:
+                    wait.fault_lasts(self.late)
+                self.passed += len(data)
                 sink.sendall(data)
             sink.shutdown(socket.SHUT_WR)
         except OSError:

@@ -12,7 +12,10 @@ Call = collections.namedtuple("Call", "call attempt input output whole")
 
 
 class Provider:
-    def __init__(self):
+    """address: where it listens; hosts in networks of their own reach it at one that all of them know."""
+
+    def __init__(self, address="127.0.0.1"):
+        self.gate = threading.Event()               # a turn with "gate": true is answered when it is open
         self.calls = collections.defaultdict(list)  # run id -> [Call]
         self._holds = {}                            # run id -> (reached, released)
         self._lock = threading.Lock()
@@ -27,12 +30,20 @@ class Provider:
             def do_POST(self):
                 outer.answer(self)
 
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server = http.server.ThreadingHTTPServer((address, 0), Handler)
         self.server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.server.server_port}/v1"
+        self.url = f"http://{address}:{self.server.server_port}/v1"
         threading.Thread(target=self.server.serve_forever, args=(0.1,), daemon=True).start()
 
+    def serve_to(self, control):
+        """Makes it the provider of a control plane, with a model that costs something."""
+        control.operator("PUT", "/providers/tally", json={"base_url": self.url, "api_key": "no-secret-at-all", "any_address": True})
+        control.operator("PUT", "/models/tally/auto", json={"default": True})
+        control.operator("PUT", "/prices/tally/auto", json={"input_micros_per_million": INPUT_PRICE, "output_micros_per_million": OUTPUT_PRICE})
+        control.set_prices(compute_micros_per_million_ms=200_000)
+
     def close(self):
+        self.gate.set()
         self.server.shutdown()
         self.server.server_close()
 
@@ -68,6 +79,8 @@ class Provider:
         turn = script[sum(m["role"] == "assistant" for m in messages[last:])]
         if "text" in turn:
             self._wait(run_id)
+        if turn.get("gate"):
+            self.gate.wait(120)
         tokens = (-(-len(body) // 4), 20)
         whole = False
         try:
