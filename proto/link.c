@@ -51,7 +51,7 @@ int link_request_decode(const void *p, size_t n, struct link_request *out, struc
 	if (wire_u8(&r) != LINK_VERSION)
 		wire_fail(&r, "version");
 	out->type = wire_u8(&r);
-	if (out->type < LINK_CHALLENGE || out->type > LINK_BLOB)
+	if (out->type < LINK_CHALLENGE || out->type > LINK_BYE)
 		wire_fail(&r, "type");
 	out->request_id = wire_u64(&r);
 	wire_str_fixed(&r, out->node_id, sizeof(out->node_id));

@@ -23,7 +23,19 @@
 #define LINK_COMMANDS_MAX 256
 #define LINK_POLL_MS 10000
 
-enum link_type { LINK_CHALLENGE = 1, LINK_ENROL, LINK_NEXT, LINK_START, LINK_EVENTS, LINK_FINISH, LINK_REFUSE, LINK_BLOB };
+enum link_type {
+	LINK_CHALLENGE = 1,
+	LINK_ENROL,
+	LINK_NEXT,
+	LINK_START,
+	LINK_EVENTS,
+	LINK_FINISH,
+	LINK_REFUSE,
+	LINK_BLOB,
+	LINK_IMAGE,
+	LINK_IMAGE_BLOB,
+	LINK_BYE
+};
 enum link_result {
 	LINK_OK = 0,
 	LINK_BAD,         /* malformed; never send it again */
@@ -187,6 +199,35 @@ struct link_blob_reply {
 	uint32_t len;
 }; /* view */
 
+/*
+ * IMAGE: what the node starts VMs from, and how it is doing; the answer is what it shall have. Asked every LINK_IMAGE_MS by nodes
+ * whose image is controld's affair. The name of an image is the hash over its three files (link_image_hash). IMAGE_BLOB is answered
+ * as BLOB is (struct link_blob_reply): a piece of a file of any image, LINK_BLOB_MAX at a multiple of that.
+ */
+#define LINK_IMAGE_MS 10000
+#define LINK_IMAGE_FILES 3 /* kernel, initramfs, rootfs */
+#define LINK_IMAGE_BYTES_MAX (UINT64_C(8) << 30)
+struct link_image {
+	char current[65]; /* hex; "" = none */
+	char state[17];   /* ready, fetching, failed, none, local */
+	char note[257];
+};
+struct link_image_reply {
+	bool wanted; /* false: none was set for this node; the rest is zero */
+	uint8_t sha256[LINK_IMAGE_FILES][SHA256_LEN];
+	uint64_t size[LINK_IMAGE_FILES];
+};
+struct link_image_blob {
+	uint8_t sha256[SHA256_LEN];
+	uint64_t offset;
+};
+/* The node stops and holds nothing any more. The answer is empty. */
+struct link_bye {
+	uint64_t epoch;
+};
+/* SHA-256 over "kernel HEX\ninitramfs HEX\nrootfs HEX\n". */
+void link_image_hash(const uint8_t sha256[LINK_IMAGE_FILES][SHA256_LEN], uint8_t out[SHA256_LEN]);
+
 #define LINK_CODEC(name)                                                                                                           \
 	void link_##name##_encode(const struct link_##name *m, struct buf *out);                                                   \
 	int link_##name##_decode(const void *p, size_t n, struct link_##name *out, struct err *e) EPH_MUST_CHECK;
@@ -205,6 +246,10 @@ LINK_CODEC(refuse)
 LINK_CODEC(refuse_reply)
 LINK_CODEC(blob)
 LINK_CODEC(blob_reply)
+LINK_CODEC(image)
+LINK_CODEC(image_reply)
+LINK_CODEC(image_blob)
+LINK_CODEC(bye)
 #undef LINK_CODEC
 void link_next_free(struct link_next *m);
 void link_next_reply_free(struct link_next_reply *m);

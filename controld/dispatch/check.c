@@ -165,3 +165,21 @@ int check_blob(const struct link_blob *b, struct err *e)
 		return err_set(e, ERR_INVALID, "offset must be a multiple of %d below the size", LINK_BLOB_MAX);
 	return 0;
 }
+
+int check_image(const struct link_image *m, struct err *e)
+{
+	static const char *const states[] = { "ready", "fetching", "failed", "none", "local" };
+	size_t i;
+
+	for (i = 0; i < sizeof(states) / sizeof(states[0]); i++)
+		if (strcmp(m->state, states[i]) == 0)
+			break;
+	if (i == sizeof(states) / sizeof(states[0]))
+		return err_set(e, ERR_INVALID, "an image is ready, fetching, failed, none or local");
+	if (m->current[0] != '\0' &&
+			(strlen(m->current) != 2 * SHA256_LEN || strspn(m->current, "0123456789abcdef") != 2 * SHA256_LEN))
+		return err_set(e, ERR_INVALID, "the image's name is no hash");
+	if (!text_utf8_clean(m->note, strlen(m->note)))
+		return err_set(e, ERR_INVALID, "the note is not UTF-8");
+	return 0;
+}

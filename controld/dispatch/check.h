@@ -17,6 +17,7 @@ int check_finish(struct link_finish *f, struct err *e) EPH_MUST_CHECK;
 int check_refuse(const struct link_refuse *r, struct err *e) EPH_MUST_CHECK;
 int check_next(const struct link_next *n, struct err *e) EPH_MUST_CHECK;
 int check_blob(const struct link_blob *b, struct err *e) EPH_MUST_CHECK;
+int check_image(const struct link_image *m, struct err *e) EPH_MUST_CHECK;
 /* "run_" + 32 hex. */
 int check_run_id(const char *run_id, struct err *e) EPH_MUST_CHECK;
 

@@ -42,6 +42,12 @@ enum request_state {
 	REQUEST_STATES,
 };
 
+/* Runs of this kind wait. passes: how many nodes may still be asked after one that could not take them. */
+struct wake {
+	uint32_t memory_mib, vcpus, passes;
+	bool allow_emulated;
+};
+
 /* One nng context and what it is busy with. Made once, used again and again, freed with the server. */
 struct request {
 	struct item item; /* posted when its aio completes; at most one at a time */
@@ -54,8 +60,9 @@ struct request {
 	uint32_t pipe_id;
 	struct link_request head;
 	/* NEXT only */
-	bool polling; /* is in d->polls */
-	bool again;   /* something happened while the store was asked: ask once more */
+	bool polling;     /* is in d->polls */
+	bool again;       /* something happened while the store was asked: ask once more */
+	struct wake wake; /* what it was woken for, to be passed on when it cannot take it */
 	struct link_next next;
 	uint32_t lease_ms;
 	int64_t park_until_ms; /* boot clock */
@@ -138,14 +145,22 @@ void dispatch_cut_node(struct dispatch *d, const char *node_id);
 
 /* requests.c: a request whose signature was checked */
 void request_dispatch(struct request *r);
+void request_bad(struct request *r, const struct err *e); /* malformed: a strike, and LINK_BAD */
+void request_on_blob(void *arg, const struct store_blob *found, const struct err *e);
+
+/* images.c */
+void image_begin(struct request *r);
+void image_blob_begin(struct request *r);
+void bye_begin(struct request *r);
 
 /* next.c */
 void next_begin(struct request *r);
 void next_forget(struct request *r); /* the request is answered: out of the list, memory freed */
 void next_wake_queued(struct dispatch *d, uint32_t memory_mib, uint32_t vcpus, bool allow_emulated, uint32_t count);
 void next_wake_node(struct dispatch *d, const char *node_id);
-void next_answer_parked(struct request *r);         /* with what it has: nothing */
-void next_shed(struct dispatch *d, uint32_t count); /* answers the longest parked polls to free contexts */
+void next_answer_node(struct dispatch *d, const char *node_id); /* its parked polls, with nothing */
+void next_answer_parked(struct request *r);                     /* with what it has: nothing */
+void next_shed(struct dispatch *d, uint32_t count);             /* answers the longest parked polls to free contexts */
 
 /* enrol.c */
 void enrol_begin(struct request *r);

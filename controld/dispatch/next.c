@@ -15,6 +15,7 @@
 
 #include <event2/event.h>
 
+#define WAKE_PASSES 64  /* nodes that one wake may go through */
 #define REPLY_ROOM 4096 /* of LINK_MESSAGE_MAX, for envelope and commands' heads */
 
 static void ask(struct request *r);
@@ -127,9 +128,49 @@ static bool deliver(struct request *r, const struct store_next *n)
 	return true;
 }
 
+/* --- wakes that hit a node which cannot take the run (its labels, a run that failed there): the next one is asked. The store says
+ * first whether anything waits at all: most wakes that find nothing came too late. */
+
+static void wake(struct request *r, const struct wake *w);
+
+static bool fits(const struct request *r, const struct wake *w)
+{
+	const struct link_next *n = &r->next;
+
+	return !n->draining && n->free_slots > 0 && n->free_memory_mib >= w->memory_mib && n->free_vcpus >= w->vcpus &&
+	       (w->allow_emulated || strcmp(n->isolation, "kvm") == 0);
+}
+
+static void ask_or_park(struct request *r)
+{
+	if (r->again)
+		ask(r);
+	else
+		park(r);
+}
+
+static void on_waits(void *arg, const struct store_done *found, const struct err *e)
+{
+	struct request *r = arg, *next = r;
+	struct wake w = r->wake;
+
+	if (!r->again) /* else it is the wake that came meanwhile */
+		r->wake.passes = 0;
+	if (!e && found->result == STORE_DONE) {
+		w.passes--;
+		do
+			next = TAILQ_NEXT(next, poll_entry);
+		while (next && !(next->state == REQUEST_PARKED && fits(next, &w)));
+		if (next)
+			wake(next, &w);
+	}
+	ask_or_park(r);
+}
+
 static void on_next(void *arg, const struct store_next *n, const struct err *e)
 {
 	struct request *r = arg;
+	struct err failed;
 
 	if (e) {
 		request_store_error(r, e);
@@ -150,9 +191,9 @@ static void on_next(void *arg, const struct store_next *n, const struct err *e)
 	r->lease_ms = n->lease_ms;
 	if (deliver(r, n))
 		return;
-	if (r->again)
-		ask(r);
-	else
+	if (r->again || r->wake.passes == 0)
+		ask_or_park(r);
+	else if (store_somebody_waits(r->d->store, on_waits, r, &failed) != 0)
 		park(r);
 }
 
@@ -193,14 +234,17 @@ void next_begin(struct request *r)
 	memcpy(r->seal_key, p->peer.seal_key, sizeof(r->seal_key));
 	r->park_until_ms = clock_boot_ms() + wait_ms;
 	r->lease_ms = 0;
+	r->wake.passes = 0;
 	r->polling = true;
 	TAILQ_INSERT_TAIL(&r->d->polls, r, poll_entry);
 	replace_older(r);
 	ask(r);
 }
 
-static void wake(struct request *r)
+static void wake(struct request *r, const struct wake *w)
 {
+	if (w)
+		r->wake = *w;
 	if (r->state == REQUEST_PARKED) {
 		evtimer_del(r->park_timer);
 		request_work(r);
@@ -210,26 +254,19 @@ static void wake(struct request *r)
 	}
 }
 
-static bool fits(const struct request *r, uint32_t memory_mib, uint32_t vcpus, bool allow_emulated)
-{
-	const struct link_next *n = &r->next;
-
-	return !n->draining && n->free_slots > 0 && n->free_memory_mib >= memory_mib && n->free_vcpus >= vcpus &&
-	       (allow_emulated || strcmp(n->isolation, "kvm") == 0);
-}
-
 void next_wake_queued(struct dispatch *d, uint32_t memory_mib, uint32_t vcpus, bool allow_emulated, uint32_t count)
 {
+	const struct wake w = { .memory_mib = memory_mib, .vcpus = vcpus, .allow_emulated = allow_emulated, .passes = WAKE_PASSES };
 	struct request *r, *next;
 
 	for (r = TAILQ_FIRST(&d->polls); r && count > 0; r = next) {
 		next = TAILQ_NEXT(r, poll_entry);
-		if (!fits(r, memory_mib, vcpus, allow_emulated))
+		if (!fits(r, &w))
 			continue;
 		/* One with the store may see the run or may not: it asks again, and does not use the wake up. */
 		if (r->state == REQUEST_PARKED)
 			count--;
-		wake(r);
+		wake(r, &w);
 	}
 }
 
@@ -240,7 +277,18 @@ void next_wake_node(struct dispatch *d, const char *node_id)
 	for (r = TAILQ_FIRST(&d->polls); r; r = next) {
 		next = TAILQ_NEXT(r, poll_entry);
 		if (strcmp(r->head.node_id, node_id) == 0)
-			wake(r);
+			wake(r, NULL);
+	}
+}
+
+void next_answer_node(struct dispatch *d, const char *node_id)
+{
+	struct request *r, *next;
+
+	for (r = TAILQ_FIRST(&d->polls); r; r = next) {
+		next = TAILQ_NEXT(r, poll_entry);
+		if (r->state == REQUEST_PARKED && strcmp(r->head.node_id, node_id) == 0)
+			next_answer_parked(r);
 	}
 }
 

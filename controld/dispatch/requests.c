@@ -46,7 +46,7 @@ static void on_fence(void *arg, const struct store_fence *f, const struct err *e
 		answer_expected(r, f->fence, f->expected_seq);
 }
 
-static void bad(struct request *r, const struct err *e)
+void request_bad(struct request *r, const struct err *e)
 {
 	log_warn("link request refused node=%s type=%u reason=\"%s\"", r->head.node_id, r->head.type, e->text);
 	dispatch_strike(r->d, r->pipe_id, "malformed request");
@@ -59,7 +59,7 @@ static void begin_start(struct request *r)
 	struct err e;
 
 	if (link_start_decode(r->head.body, r->head.body_len, &m, &e) != 0 || check_run_id(m.run_id, &e) != 0)
-		bad(r, &e);
+		request_bad(r, &e);
 	else if (store_run_start(r->d->store, r->head.node_id, m.run_id, m.token, on_fence, r, &e) != 0)
 		request_store_error(r, &e);
 }
@@ -71,11 +71,11 @@ static void begin_events(struct request *r)
 	int64_t last_t_ms;
 
 	if (link_events_decode(r->head.body, r->head.body_len, &m, &e) != 0) {
-		bad(r, &e);
+		request_bad(r, &e);
 		return;
 	}
 	if (check_events(&m, &last_t_ms, &e) != 0)
-		bad(r, &e);
+		request_bad(r, &e);
 	else if (store_run_events(r->d->store, r->head.node_id, &m, last_t_ms, on_fence, r, &e) != 0)
 		request_store_error(r, &e);
 	link_events_free(&m);
@@ -87,11 +87,11 @@ static void begin_finish(struct request *r)
 	struct err e;
 
 	if (link_finish_decode(r->head.body, r->head.body_len, &m, &e) != 0) {
-		bad(r, &e);
+		request_bad(r, &e);
 		return;
 	}
 	if (check_finish(&m, &e) != 0)
-		bad(r, &e);
+		request_bad(r, &e);
 	else if (store_run_finish(r->d->store, r->head.node_id, &m, on_fence, r, &e) != 0)
 		request_store_error(r, &e);
 	link_finish_free(&m);
@@ -103,7 +103,7 @@ static void begin_refuse(struct request *r)
 	struct err e;
 
 	if (link_refuse_decode(r->head.body, r->head.body_len, &m, &e) != 0 || check_refuse(&m, &e) != 0) {
-		bad(r, &e);
+		request_bad(r, &e);
 		return;
 	}
 	log_info("run refused by its node run=%s node=%s attempt_counts=%s code=%s", m.run_id, r->head.node_id,
@@ -112,7 +112,7 @@ static void begin_refuse(struct request *r)
 		request_store_error(r, &e);
 }
 
-static void on_blob(void *arg, const struct store_blob *found, const struct err *e)
+void request_on_blob(void *arg, const struct store_blob *found, const struct err *e)
 {
 	struct request *r = arg;
 	struct buf b = BUF_INIT(LINK_BLOB_MAX + 64);
@@ -138,8 +138,8 @@ static void begin_blob(struct request *r)
 	struct err e;
 
 	if (link_blob_decode(r->head.body, r->head.body_len, &m, &e) != 0 || check_blob(&m, &e) != 0)
-		bad(r, &e);
-	else if (store_blob(r->d->store, r->head.node_id, &m, on_blob, r, &e) != 0)
+		request_bad(r, &e);
+	else if (store_blob(r->d->store, r->head.node_id, &m, request_on_blob, r, &e) != 0)
 		request_store_error(r, &e);
 }
 
@@ -148,12 +148,12 @@ static void begin_next(struct request *r)
 	struct err e;
 
 	if (link_next_decode(r->head.body, r->head.body_len, &r->next, &e) != 0) {
-		bad(r, &e);
+		request_bad(r, &e);
 		return;
 	}
 	if (check_next(&r->next, &e) != 0) {
 		link_next_free(&r->next);
-		bad(r, &e);
+		request_bad(r, &e);
 		return;
 	}
 	next_begin(r);
@@ -168,6 +168,9 @@ void request_dispatch(struct request *r)
 		[LINK_FINISH] = begin_finish,
 		[LINK_REFUSE] = begin_refuse,
 		[LINK_BLOB] = begin_blob,
+		[LINK_IMAGE] = image_begin,
+		[LINK_IMAGE_BLOB] = image_blob_begin,
+		[LINK_BYE] = bye_begin,
 	};
 	uint8_t type = r->head.type;
 

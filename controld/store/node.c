@@ -121,7 +121,7 @@ int store_node_certify(
 	"v.total_slots, "                                                                                                          \
 	"v.free_memory_mib, v.free_vcpus, v.free_slots, "                                                                          \
 	"(SELECT count(*) FROM run_live l WHERE l.node_id = n.id AND l.state <> 'ended'), "                                        \
-	"v.stopped_at_ms > 0 AND v.lease_until_ms <= v.stopped_at_ms, v.failed_in_row, v.probation_until_ms "                      \
+	"v.stopped_at_ms > 0 AND v.lease_until_ms <= v.stopped_at_ms, v.failed_in_row, v.probation_until_ms, v.image, v.image_state, v.image_note "                      \
 	"FROM nodes n JOIN nodes_live v ON v.node_id = n.id "
 
 static const struct pg_stmt stmt_node_get = {
@@ -161,6 +161,9 @@ static void read_node(const struct pg_rows *rows, int i, struct store_node *n)
 	n->stopped = pg_bool(rows, i, 20);
 	n->failed_starts = pg_i64(rows, i, 21);
 	n->probation_until_ms = pg_i64(rows, i, 22);
+	col_text(rows, i, 23, n->image, sizeof(n->image));
+	col_text(rows, i, 24, n->image_state, sizeof(n->image_state));
+	col_text(rows, i, 25, n->image_note, sizeof(n->image_note));
 }
 
 static void on_nodes(void *arg, const struct pg_rows *rows, const char *sqlstate, const struct err *e)

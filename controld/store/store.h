@@ -39,7 +39,8 @@ struct store;
 
 #define STORE_NAME_MAX 129 /* names, models, labels: 128 characters and the terminator */
 #define STORE_SELECTOR_MAX 257
-#define STORE_LIST_MAX 100 /* rows in one page of any list but events */
+#define STORE_IMAGE_HASH_MAX 65 /* hex and the terminator */
+#define STORE_LIST_MAX 100      /* rows in one page of any list but events */
 #define STORE_EVENTS_PAGE_MAX 1000
 #define STORE_FILE_CHUNK (256 * 1024)
 #define STORE_METADATA_MAX 16
@@ -530,6 +531,9 @@ struct store_node {
 	int64_t lease_until_ms, last_seen_ms, created_at_ms;
 	uint32_t total_memory_mib, total_vcpus, total_slots, free_memory_mib, free_vcpus, free_slots;
 	int64_t runs; /* claimed, running or ending there */
+	char image[STORE_IMAGE_HASH_MAX],
+			image_state[17]; /* as it says: what VMs start from; ready, fetching, failed, none, local */
+	char image_note[257];
 };
 struct store_nodes {
 	const struct store_node *nodes;
@@ -612,6 +616,49 @@ typedef void (*store_blob_cb)(void *arg, const struct store_blob *b, const struc
 /* offset must be a multiple of STORE_FILE_CHUNK. */
 int store_blob(struct store *s, const char *node_id, const struct link_blob *b, store_blob_cb cb, void *arg,
 		struct err *e) EPH_MUST_CHECK;
+
+/* ---- images of guests -----------------------------------------------------------------------------------------------------------
+ */
+
+#define STORE_IMAGE_FILES 3
+#define STORE_IMAGES_MAX 32
+#define STORE_IMAGE_FILE_BYTES_MAX (INT64_C(8) << 30)
+extern const char *const store_image_files[STORE_IMAGE_FILES]; /* "kernel", "initramfs", "rootfs" */
+struct store_image {
+	char hash[STORE_IMAGE_HASH_MAX]; /* hex */
+	struct {
+		uint8_t sha256[SHA256_LEN];
+		uint64_t size, stored; /* stored: bytes from the start that are there without a gap */
+	} files[STORE_IMAGE_FILES];
+	char kernel_version[65];
+	const char *note;
+	bool ready;                        /* complete and checked */
+	const char *used_by, *previous_of; /* labels, comma separated, "" = all hosts; "-" = none */
+	int64_t nodes;                     /* live ones that start VMs from it */
+	int64_t created_at_ms;
+};
+struct store_images {
+	const struct store_image *images;
+	size_t count;
+};
+typedef void (*store_images_cb)(void *arg, const struct store_images *m, const struct err *e);
+/* All (at most STORE_IMAGES_MAX, newest first), or the one of this hash (count 0: not found). */
+int store_image_list(struct store *s, const char *hash, store_images_cb cb, void *arg, struct err *e) EPH_MUST_CHECK;
+/* Begins an upload or goes on with one; the caller has checked that the hash is the one over the files. */
+int store_image_begin(struct store *s, const struct store_image *m, store_done_cb cb, void *arg, struct err *e) EPH_MUST_CHECK;
+/* Bytes at an offset that is a multiple of STORE_FILE_CHUNK. */
+int store_image_put(struct store *s, const char *hash, const char *file, uint64_t offset, const void *data, size_t len,
+		store_done_cb cb, void *arg, struct err *e) EPH_MUST_CHECK;
+/* Reads all back and compares the hashes. CONFLICT: something is missing or wrong; what is wrong was thrown away. */
+int store_image_complete(struct store *s, const char *hash, store_done_cb cb, void *arg, struct err *e) EPH_MUST_CHECK;
+/* label "" = all hosts. hash NULL: back to the image before. */
+int store_image_use(
+		struct store *s, const char *label, const char *hash, store_done_cb cb, void *arg, struct err *e) EPH_MUST_CHECK;
+int store_image_remove(struct store *s, const char *hash, store_done_cb cb, void *arg, struct err *e) EPH_MUST_CHECK;
+/* Takes what a host says of its image; count 1 with what it shall have, or 0. */
+int store_image_wanted(struct store *s, const char *node_id, const struct link_image *m, store_images_cb cb, void *arg,
+		struct err *e) EPH_MUST_CHECK;
+int store_image_blob(struct store *s, const struct link_image_blob *b, store_blob_cb cb, void *arg, struct err *e) EPH_MUST_CHECK;
 
 /* ---- settings ------------------------------------------------------------------------------------------------------------------
  */

@@ -90,6 +90,7 @@ struct call {
 		store_receipt_cb receipt;
 		store_enrol_cb enrol;
 		store_nodes_cb nodes;
+		store_images_cb images;
 		store_next_cb next;
 		store_fence_cb fence;
 		store_blob_cb blob;

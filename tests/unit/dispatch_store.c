@@ -201,3 +201,47 @@ int store_blob(struct store *s, const char *node_id, const struct link_blob *b, 
 	(void)b;
 	return call_later(run_blob, (void *)cb, arg, e);
 }
+
+static void run_no_image(struct later *l)
+{
+	struct store_images m = { .count = 0 };
+
+	((store_images_cb)l->cb)(l->arg, &m, NULL);
+}
+
+int store_image_wanted(
+		struct store *s, const char *node_id, const struct link_image *m, store_images_cb cb, void *arg, struct err *e)
+{
+	(void)s;
+	(void)node_id;
+	(void)m;
+	return call_later(run_no_image, (void *)cb, arg, e);
+}
+
+int store_image_blob(struct store *s, const struct link_image_blob *b, store_blob_cb cb, void *arg, struct err *e)
+{
+	(void)s;
+	(void)b;
+	return call_later(run_blob, (void *)cb, arg, e);
+}
+
+static void run_none(struct later *l)
+{
+	struct store_done d = { .result = STORE_DONE_NOT_FOUND, .id = "", .detail = "" };
+
+	((store_done_cb)l->cb)(l->arg, &d, NULL);
+}
+
+int store_node_bye(struct store *s, const char *node_id, uint64_t epoch, store_done_cb cb, void *arg, struct err *e)
+{
+	(void)s;
+	(void)node_id;
+	(void)epoch;
+	return call_later(run_none, (void *)cb, arg, e);
+}
+
+int store_somebody_waits(struct store *s, store_done_cb cb, void *arg, struct err *e)
+{
+	(void)s;
+	return call_later(run_none, (void *)cb, arg, e);
+}

@@ -143,6 +143,11 @@ CASE(refuse, link_refuse, link_refuse, NO_FREE, { .run_id = RUN, .failed = true,
 CASE(refuse_reply, link_refuse_reply, link_refuse_reply, NO_FREE, { .fence = FENCE_APPLIED })
 CASE(blob, link_blob, link_blob, NO_FREE, { .run_id = RUN, .offset = 4 })
 CASE(blob_reply, link_blob_reply, link_blob_reply, NO_FREE, { .total = 3, .bytes = (const uint8_t *)"abc", .len = 3 })
+CASE(image, link_image, link_image, NO_FREE, { .current = "ab", .state = "fetching", .note = "12 of 150 MiB" })
+CASE(image_reply, link_image_reply, link_image_reply, NO_FREE,
+		{ .wanted = true, .sha256 = { { 1 } }, .size = { 1, 2, LINK_IMAGE_BYTES_MAX } })
+CASE(image_blob, link_image_blob, link_image_blob, NO_FREE, { .sha256 = { 1 }, .offset = LINK_BLOB_MAX })
+CASE(bye, link_bye, link_bye, NO_FREE, { .epoch = 7 })
 CASE(link_init, role_link_init, role_link_init, NO_FREE,
 		{ .node_id = "n", .addresses = "tls+tcp://h:1", .epoch = 3, .poll_ms = 10000 })
 CASE(vm, role_vm, role_vm, NO_FREE, { .run_id = RUN, .state = VM_RUNNING, .first_seq = 3 })
@@ -184,6 +189,10 @@ static const struct message all[] = {
 	ROW(refuse_reply),
 	ROW(blob),
 	ROW(blob_reply),
+	ROW(image),
+	ROW(image_reply),
+	ROW(image_blob),
+	ROW(bye),
 	ROW(link_init),
 	ROW(vm),
 	ROW(broker_assign),
