@@ -8,6 +8,7 @@
 #include <string.h>
 
 #define AT(field) offsetof(struct noded_config, field)
+#define VMM_FILES_MAX 24
 #define RUN_DIR_MAX 50 /* a socket path below it must stay under the 107 bytes of a unix address */
 
 const struct config_key noded_keys[] = {
@@ -71,6 +72,32 @@ const struct config_key noded_keys[] = {
 			.fallback = "/var/lib/ephemeral/image",
 			.max = 512,
 			.help = "directory with vmlinux, initramfs.cpio, rootfs.sqfs and image.json (deploy/guest-image/pack)" },
+	{ .name = "vmm",
+			.type = CONFIG_ENUM,
+			.offset = AT(vmm),
+			.fallback = "auto",
+			.choices = "auto|cloud-hypervisor|qemu",
+			.help = "auto: Cloud Hypervisor where it and KVM are, else QEMU" },
+	{ .name = "cloud_hypervisor",
+			.type = CONFIG_STRING,
+			.offset = AT(cloud_hypervisor),
+			.fallback = "cloud-hypervisor",
+			.max = 512,
+			.help = "Cloud Hypervisor 53 or newer: a path, or a name that is looked for in PATH" },
+	{ .name = "vmm_files",
+			.type = CONFIG_LIST,
+			.offset = AT(vmm_files),
+			.fallback = "",
+			.max = 2048,
+			.help = "further absolute paths that the VMM finds read-only in its tree, comma separated: libraries of a "
+				"dynamic build" },
+	{ .name = "vmm_overhead_mib",
+			.type = CONFIG_INT,
+			.offset = AT(vmm_overhead_mib),
+			.fallback = "0",
+			.min = 0,
+			.max = 65536,
+			.help = "MiB that a VMM may use beside its guest's memory; 0: what was measured for it" },
 	{ .name = "qemu",
 			.type = CONFIG_STRING,
 			.offset = AT(qemu),
@@ -195,6 +222,20 @@ static int check_controlds(const char *list, struct err *e)
 	return 0;
 }
 
+static int check_vmm_files(const char *list, struct err *e)
+{
+	size_t count = 0;
+
+	for (const char *s = list; *s != '\0';) {
+		size_t n = strcspn(s, ", ");
+
+		if (n > 0 && (s[0] != '/' || ++count > VMM_FILES_MAX))
+			return err_set(e, ERR_INVALID, "vmm_files = %.*s: at most %d absolute paths", (int)n, s, VMM_FILES_MAX);
+		s += n + (s[n] != '\0');
+	}
+	return 0;
+}
+
 static int check(const struct noded_config *c, struct err *e)
 {
 	char host[256];
@@ -210,6 +251,13 @@ static int check(const struct noded_config *c, struct err *e)
 		return err_wrap(e, "metrics_listen");
 	if (c->cgroup_parent && *c->cgroup_parent && (c->cgroup_parent[0] != '/' || strstr(c->cgroup_parent, "..")))
 		return err_set(e, ERR_INVALID, "cgroup_parent = %s must begin with / and hold no ..", c->cgroup_parent);
+	if (c->vmm_files && check_vmm_files(c->vmm_files, e))
+		return -1;
+	if (c->vmm == CONFIG_VMM_CLOUD_HYPERVISOR && c->insecure_no_jail)
+		return err_set(e, ERR_INVALID,
+				"vmm = cloud-hypervisor and insecure_no_jail = true cannot both hold: it finds its sockets in a "
+				"tree of "
+				"its own; remove one of them, or set vmm = qemu");
 	if (c->isolation == ISOLATION_KVM && c->kvm == KVM_OFF)
 		return err_set(e, ERR_INVALID, "isolation = kvm and kvm = off cannot both hold; remove one of them");
 	return 0;

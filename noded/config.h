@@ -9,13 +9,17 @@
 
 enum config_emulation { EMULATION_OFF, EMULATION_ALLOW };
 enum config_kvm { KVM_AUTO, KVM_OFF };
+enum config_vmm { CONFIG_VMM_AUTO, CONFIG_VMM_CLOUD_HYPERVISOR, CONFIG_VMM_QEMU };
 enum config_isolation { ISOLATION_AUTO, ISOLATION_KVM, ISOLATION_EMULATED };
 
 struct noded_config {
 	char *state_dir, *run_dir;
 	char *controld, *join_token_file, *node_name, *labels;
 	int64_t isolation, emulation, kvm; /* the enums above */
-	char *image_dir, *qemu;
+	char *image_dir;
+	int64_t vmm; /* enum config_vmm */
+	char *qemu, *cloud_hypervisor, *vmm_files;
+	int64_t vmm_overhead_mib;
 	char *cgroup_parent;
 	int64_t uid_base, max_vms, memory_mib, vcpus;
 	int64_t max_concurrent_boots, boot_timeout_ms, spool_keep_seconds;

@@ -26,6 +26,7 @@
 
 #define GUEST_PROTOCOL 1
 #define GUEST_PORT_NAME "ephemeral.0"
+#define GUEST_VSOCK_PORT 1024 /* of the host (CID 2), where the VMM has no such port but a vsock */
 #define GUEST_FRAME_MAX 65536 /* value of the length field */
 #define GUEST_FRAME_HEAD 9    /* length + type + stream */
 #define GUEST_BODY_MAX (GUEST_FRAME_MAX - 5)

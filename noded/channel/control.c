@@ -10,7 +10,7 @@ struct control {
 
 static const struct control_driver *driver_of(const struct vmm_plan *plan)
 {
-	return plan->kind == VMM_QEMU ? &control_qmp : NULL;
+	return plan->kind == VMM_QEMU ? &control_qmp : &control_ch; /* the plan's reader knows no other */
 }
 
 struct control *control_new(const struct vmm_plan *plan, const struct control_ops *ops)
@@ -20,7 +20,7 @@ struct control *control_new(const struct vmm_plan *plan, const struct control_op
 	if (!c)
 		return NULL;
 	c->driver = driver_of(plan);
-	c->state = c->driver ? c->driver->make(plan, ops) : NULL;
+	c->state = c->driver->make(plan, ops);
 	if (!c->state) {
 		free(c);
 		return NULL;

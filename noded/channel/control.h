@@ -63,6 +63,6 @@ struct control_driver {
 	void (*events)(void *state, const char *bytes, size_t n); /* NULL: has no such pipe */
 	void (*snapshot)(void *state, const int *fds, size_t fd_count);
 };
-extern const struct control_driver control_qmp;
+extern const struct control_driver control_qmp, control_ch;
 
 #endif

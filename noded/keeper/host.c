@@ -65,14 +65,14 @@ static int check_namespaces(const struct noded_config *c, struct host *h, struct
 			"namespaces cannot be made here (in a container run it privileged; insecure_no_jail = true goes without)");
 }
 
-static int find_binary(const char *name, char *out, size_t size, struct err *e)
+static int find_binary(const char *key, const char *name, char *out, size_t size, struct err *e)
 {
 	const char *path = getenv("PATH");
 
 	if (strchr(name, '/')) {
 		if (name[0] != '/')
-			return err_set(e, ERR_INVALID, "qemu = %s must be an absolute path or a plain name", name);
-		return text_copy(out, size, name) ? 0 : err_set(e, ERR_LIMIT, "qemu is too long");
+			return err_set(e, ERR_INVALID, "%s = %s must be an absolute path or a plain name", key, name);
+		return text_copy(out, size, name) ? 0 : err_set(e, ERR_LIMIT, "%s is too long", key);
 	}
 	if (!path || !*path)
 		path = "/usr/local/bin:/usr/bin:/bin";
@@ -83,7 +83,8 @@ static int find_binary(const char *name, char *out, size_t size, struct err *e)
 			return 0;
 		path += n + (path[n] == ':');
 	}
-	return err_set(e, ERR_NOT_FOUND, "%s was not found in PATH: install qemu-system-x86, or set qemu to its path", name);
+	return err_set(e, ERR_NOT_FOUND, "%s was not found in PATH: install it (for QEMU: qemu-system-x86), or set %s to its path",
+			name, key);
 }
 
 /* The node may be there without anything behind it, so a VM with a CPU is made. */
@@ -171,9 +172,45 @@ static int open_cgroups(const struct noded_config *c, struct host *h, struct err
 	return cgroups_open(c->cgroup_parent, &h->cgroups, e);
 }
 
+static int use_qemu(const struct noded_config *c, struct host *h, struct err *e)
+{
+	h->driver = &vmm_qemu;
+	return find_binary("qemu", c->qemu, h->binary, sizeof(h->binary), e) ? -1 : h->driver->probe(&h->vmm, e);
+}
+
+static int use_cloud_hypervisor(const struct noded_config *c, struct host *h, struct err *e)
+{
+	h->driver = &vmm_cloud_hypervisor;
+	return find_binary("cloud_hypervisor", c->cloud_hypervisor, h->binary, sizeof(h->binary), e) ? -1
+												     : h->driver->probe(&h->vmm, e);
+}
+
+/* Without KVM it boots nothing, so it is never chosen there; asked for, it may be a stand-in that knows how. */
 static int find_vmm(const struct noded_config *c, struct host *h, struct err *e)
 {
-	return find_binary(c->qemu, h->binary, sizeof(h->binary), e) ? -1 : h->driver->probe(&h->vmm, e);
+	bool kvm = c->kvm != KVM_OFF && c->isolation != ISOLATION_EMULATED && find_kvm(c, h);
+
+	h->vmm.files = c->vmm_files;
+	h->vmm.overhead_mib = (uint32_t)c->vmm_overhead_mib;
+	if (c->vmm == CONFIG_VMM_QEMU)
+		return use_qemu(c, h, e);
+	if (c->vmm == CONFIG_VMM_AUTO) {
+		if (!kvm || c->insecure_no_jail ||
+				find_binary("cloud_hypervisor", c->cloud_hypervisor, h->binary, sizeof(h->binary), e))
+			return use_qemu(c, h, e);
+		if (use_cloud_hypervisor(c, h, e) == 0)
+			return 0;
+		log_warn("Cloud Hypervisor is here and not used, QEMU is: error=\"%s\"", e->text);
+		return use_qemu(c, h, e);
+	}
+	if (!kvm && c->emulation != EMULATION_ALLOW)
+		return err_set(e, ERR_NOT_FOUND,
+				"vmm = cloud-hypervisor, which needs KVM, and KVM cannot boot a guest here; enable virtualization "
+				"(vmx or "
+				"svm) on this host, or set vmm = qemu with emulation = allow");
+	if (!kvm)
+		log_warn("vmm = cloud-hypervisor without KVM: the real one boots no guest so, and nothing here is isolation");
+	return use_cloud_hypervisor(c, h, e);
 }
 
 static int open_image(const struct noded_config *c, struct host *h, struct err *e)
@@ -212,7 +249,10 @@ const struct host_step host_steps[] = {
 	{ "cgroups", open_cgroups,
 			"mount cgroup2, delegate memory, pids and cpu to noded's group (systemd: Delegate=yes), or set "
 			"cgroup_parent" },
-	{ "vmm", find_vmm, "install qemu-system-x86, or set qemu to the path of one that is new enough" },
+	{ "vmm", find_vmm,
+			"install cloud-hypervisor (where KVM is) or qemu-system-x86, or set cloud_hypervisor or qemu to the path "
+			"of one that is new "
+			"enough" },
 	{ "isolation", choose_isolation,
 			"enable virtualization in the firmware (in a VM: nested virtualization of its host), load kvm_intel or "
 			"kvm_amd, "

@@ -100,6 +100,7 @@ static int vmm_params(const struct vm *vm, char *dir, size_t size, struct vmm_pa
 		.rootfs_fd = image[IMAGE_ROOTFS],
 		.ram_fd = -1,
 		.state_fd = -1,
+		.uid = slots_uid(vm->keeper->slots, vm->journal.slot, SLOT_VMM),
 		.dir = dir,
 	};
 	if (!text_fmt(dir, size, "%s/%s", vm->keeper->vm_dir, vm->journal.vm))

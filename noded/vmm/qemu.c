@@ -6,22 +6,18 @@
  */
 #include "vmm/vmm.h"
 
-#include "common/clock.h"
 #include "common/text.h"
+#include "proto/guest.h"
+#include "vmm/cmdline.h"
+#include "vmm/probe.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <poll.h>
-#include <signal.h>
-#include <spawn.h>
+#include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include "proto/guest.h"
-
-#define PROBE_MS 5000
 /* Translated code is kept in here. QEMU's own default is an eighth of the host's memory, which no limit could be derived from. */
 #define TB_SIZE_MIB 128
 /* Beside guest memory, measured with 256 and 512 MiB guests: translated code up to TB_SIZE_MIB, QEMU itself 75 MiB, the kernel's
@@ -34,86 +30,14 @@ enum qemu_fd { FD_GUEST = 3, FD_QMP, FD_CONSOLE, FD_KERNEL, FD_INITRAMFS, FD_ROO
 
 /* --- probe -------------------------------------------------------------------------------------------------------------------- */
 
-/* Reads what the child prints until EOF or the deadline. */
-static size_t read_output(int fd, char *out, size_t size)
-{
-	int64_t deadline = clock_boot_ms() + PROBE_MS;
-	size_t len = 0;
-
-	while (len + 1 < size) {
-		struct pollfd p = { .fd = fd, .events = POLLIN };
-		int64_t left = deadline - clock_boot_ms();
-		ssize_t n;
-
-		if (left <= 0 || poll(&p, 1, (int)left) <= 0)
-			break;
-		n = read(fd, out + len, size - 1 - len);
-		if (n <= 0)
-			break;
-		len += (size_t)n;
-	}
-	out[len] = '\0';
-	return len;
-}
-
-static int run_version(const char *binary, char *out, size_t size, struct err *e)
-{
-	char *argv[] = { (char *)binary, (char *)"--version", NULL }, *envp[] = { NULL };
-	posix_spawn_file_actions_t actions;
-	int pipes[2], rc, status;
-	pid_t pid;
-
-	if (pipe2(pipes, O_CLOEXEC) != 0)
-		return err_set_errno(e, "pipe");
-	posix_spawn_file_actions_init(&actions);
-	posix_spawn_file_actions_adddup2(&actions, pipes[1], 1);
-	rc = posix_spawn(&pid, binary, &actions, NULL, argv, envp);
-	posix_spawn_file_actions_destroy(&actions);
-	close(pipes[1]);
-	if (rc != 0) {
-		close(pipes[0]);
-		errno = rc;
-		return err_set_errno(e, "run %s", binary);
-	}
-	read_output(pipes[0], out, size);
-	close(pipes[0]);
-	/* It printed what we need, closed its output or is over the deadline: in each case it has to go now. */
-	kill(pid, SIGKILL);
-	while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
-		continue;
-	return 0;
-}
-
-/* The jail holds the program and its libraries, but no shell for a script around it. */
-static bool is_program(const char *path)
-{
-	char magic[4] = "";
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
-	bool elf = fd >= 0 && read(fd, magic, sizeof(magic)) == sizeof(magic) && memcmp(magic, "\177ELF", sizeof(magic)) == 0;
-
-	if (fd >= 0)
-		close(fd);
-	return elf;
-}
-
 static int qemu_probe(struct vmm_host *host, struct err *e)
 {
-	static const char begins[] = "QEMU emulator version ";
-	char text[1024], *version;
-	size_t n;
+	char version[32];
 
-	if (access(host->binary, X_OK) != 0)
-		return err_set_errno(e, "%s (install qemu-system-x86, or set `qemu` to its path)", host->binary);
-	if (!is_program(host->binary))
-		return err_set(e, ERR_INVALID, "%s is no program: set `qemu` to QEMU itself, not to a script around it",
-				host->binary);
-	if (run_version(host->binary, text, sizeof(text), e))
+	if (vmm_probe_version(host->binary, "qemu", "QEMU emulator version ", version, sizeof(version), e))
 		return -1;
-	if (strncmp(text, begins, sizeof(begins) - 1) != 0)
-		return err_set(e, ERR_INVALID, "%s --version does not answer like QEMU within %d s", host->binary, PROBE_MS / 1000);
-	version = text + sizeof(begins) - 1;
-	n = strspn(version, "0123456789.");
-	if (n == 0 || !text_fmt(host->version, sizeof(host->version), "qemu %.*s", (int)n, version))
+	version[strspn(version, "0123456789.")] = '\0';
+	if (version[0] == '\0' || !text_fmt(host->version, sizeof(host->version), "qemu %s", version))
 		return err_set(e, ERR_INVALID, "%s --version names no version", host->binary);
 	if (strtoul(version, NULL, 10) < 7)
 		return err_set(e, ERR_INVALID, "%s is too old: QEMU 7 or newer is needed", host->version);
@@ -174,21 +98,12 @@ static bool arg(struct jail_job *job, const char *fmt, ...)
 /* A flag and its value. */
 #define ARG2(job, flag, ...) (arg((job), "%s", (flag)) && arg((job), __VA_ARGS__))
 
-/*
- * Kernel command line. panic=-1 with reboot=t and -no-reboot: a crash ends the VMM at once. The rest saves boot time or is the only
- * setting that works on an emulated microvm; each was measured.
- */
 static bool kernel_args(const struct vmm_host *host, struct jail_job *job)
 {
-	char tsc[48] = "";
+	char line[1024];
 
-	if (!host->kvm && host->tsc_khz > 0 && !text_fmt(tsc, sizeof(tsc), " tsc_early_khz=%" PRIu64, host->tsc_khz))
-		return false;
-	return ARG2(job, "-append",
-			"quiet console=ttyS0 pci=off panic=-1 reboot=t%s cryptomgr.notests random.trust_cpu=on %s nokaslr "
-			"rcupdate.rcu_expedited=1 audit=0 "
-			"apparmor=0 eph.bus=mmio eph.channel=virtio:%s",
-			tsc, host->kvm ? "no_timer_check" : "mitigations=off", GUEST_PORT_NAME);
+	return vmm_cmdline(host, "pci=off eph.bus=mmio eph.channel=virtio:" GUEST_PORT_NAME, line, sizeof(line)) &&
+	       ARG2(job, "-append", "%s", line);
 }
 
 static bool machine_args(const struct vmm_host *host, const struct vmm_params *p, struct jail_job *job)
@@ -224,8 +139,8 @@ static bool tree(const struct vmm_host *host, struct jail_job *job)
 			return false;
 	if (host->kvm && !jail_job_bind(job, "/dev/kvm", "/dev/kvm", JAIL_BIND_DEVICE | JAIL_BIND_OWN))
 		return false;
-	return jail_job_bind(job, host->binary, host->binary, 0) && jail_job_link(job, "usr/lib", "/lib") &&
-	       jail_job_link(job, "usr/lib64", "/lib64") &&
+	return jail_job_bind(job, host->binary, host->binary, 0) && vmm_bind_files(host, job) &&
+	       jail_job_link(job, "usr/lib", "/lib") && jail_job_link(job, "usr/lib64", "/lib64") &&
 	       jail_job_bind(job, "/etc/ld.so.cache", "/etc/ld.so.cache", JAIL_BIND_OPTIONAL);
 }
 
@@ -245,6 +160,8 @@ static int qemu_describe(const struct vmm_host *host, const struct vmm_params *p
 
 static uint32_t qemu_overhead_mib(const struct vmm_host *host)
 {
+	if (host->overhead_mib > 0)
+		return host->overhead_mib;
 	return host->kvm ? OVERHEAD_KVM_MIB : OVERHEAD_TCG_MIB;
 }
 

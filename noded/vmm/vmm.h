@@ -18,11 +18,13 @@
 
 /* What this host offers, found once at start. */
 struct vmm_host {
-	const char *binary; /* absolute path of the VMM */
-	char version[65];   /* "qemu 7.2.22" */
-	bool kvm;           /* else emulation */
-	uint32_t kvm_gid;   /* group that may open the host's own /dev/kvm, for VMMs without a tree; 0 = none */
-	uint64_t tsc_khz;   /* of this host's TSC; 0 = not needed or unknown */
+	const char *binary;    /* absolute path of the VMM */
+	char version[65];      /* "qemu 7.2.22" */
+	bool kvm;              /* else emulation */
+	uint32_t kvm_gid;      /* group that may open the host's own /dev/kvm, for VMMs without a tree; 0 = none */
+	uint64_t tsc_khz;      /* of this host's TSC; 0 = not needed or unknown */
+	const char *files;     /* further paths that the VMM finds in its tree, read-only; absolute, comma separated; NULL = none */
+	uint32_t overhead_mib; /* set by the operator instead of the driver's own; 0 = the driver's */
 };
 
 struct vmm_params {
@@ -33,6 +35,9 @@ struct vmm_params {
 	int kernel_fd, initramfs_fd, rootfs_fd;
 	/* Golden and clone with QEMU: memory and state of devices; -1 = cold. */
 	int ram_fd, state_fd;
+	/* Golden and clone with Cloud Hypervisor: keeper's path of the snapshot's directory; NULL = cold. */
+	const char *golden_dir;
+	uint32_t uid;    /* of the VMM */
 	const char *dir; /* keeper's directory of this VM, root's alone, for sockets that need a name for a moment */
 };
 
@@ -46,13 +51,21 @@ struct vmm_driver {
 	int (*open)(const struct vmm_host *host, const struct vmm_params *p, struct vmm_wires *wires, struct err *e);
 	/* argv, and every file of the host that the VMM needs, into the job; which of its descriptors is its stdio. */
 	int (*describe)(const struct vmm_host *host, const struct vmm_params *p, struct jail_job *job, struct err *e);
+	/* Snapshots that are files: the directory (new, for the VMM's uid) before a golden VM starts; and when its snapshot is made
+	 * and it is gone, all of it root's and unchangeable, fit for clones. Both block on small files. NULL: snapshots are
+	 * descriptors. */
+	int (*golden_begin)(const struct vmm_params *p, struct err *e);
+	int (*golden_seal)(const char *dir, struct err *e);
 	/* Memory beyond the guest's own that the VMM's cgroup may use. */
 	uint32_t (*overhead_mib)(const struct vmm_host *host);
 	/* Threads and helpers: pids limit of the cgroup for this many vcpus. */
 	uint32_t (*pids)(uint32_t vcpus);
 };
 
-extern const struct vmm_driver vmm_qemu;
+extern const struct vmm_driver vmm_qemu, vmm_cloud_hypervisor;
+
+/* Binds of host->files. */
+bool vmm_bind_files(const struct vmm_host *host, struct jail_job *job) EPH_MUST_CHECK;
 
 /* Host TSC frequency by 50 ms of rdtsc against CLOCK_MONOTONIC_RAW; blocks that long; 0 where there is no TSC. */
 uint64_t vmm_measure_tsc_khz(void);
