@@ -229,8 +229,9 @@ static int check_vmm_files(const char *list, struct err *e)
 	for (const char *s = list; *s != '\0';) {
 		size_t n = strcspn(s, ", ");
 
-		if (n > 0 && (s[0] != '/' || ++count > VMM_FILES_MAX))
-			return err_set(e, ERR_INVALID, "vmm_files = %.*s: at most %d absolute paths", (int)n, s, VMM_FILES_MAX);
+		if (n > 0 && (s[0] != '/' || memmem(s, n, "/..", 3) != NULL || ++count > VMM_FILES_MAX))
+			return err_set(e, ERR_INVALID, "vmm_files = %.*s: at most %d absolute paths without ..", (int)n, s,
+					VMM_FILES_MAX);
 		s += n + (s[n] != '\0');
 	}
 	return 0;

@@ -70,8 +70,8 @@ static int find_binary(const char *key, const char *name, char *out, size_t size
 	const char *path = getenv("PATH");
 
 	if (strchr(name, '/')) {
-		if (name[0] != '/')
-			return err_set(e, ERR_INVALID, "%s = %s must be an absolute path or a plain name", key, name);
+		if (name[0] != '/' || strstr(name, "/../") != NULL)
+			return err_set(e, ERR_INVALID, "%s = %s must be an absolute path without .. or a plain name", key, name);
 		return text_copy(out, size, name) ? 0 : err_set(e, ERR_LIMIT, "%s is too long", key);
 	}
 	if (!path || !*path)
