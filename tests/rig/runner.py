@@ -168,6 +168,10 @@ def pytest(kind, prepared, options, select, timeout, workers=2, extra=()):
     yield from junit(kind, report)
 
 
+def kind_contract(prepared, options):
+    yield from pytest("contract", prepared, options, ["tests/contract"], 600)
+
+
 def kind_e2e(prepared, options):
     yield from pytest("e2e", prepared, options, ["tests/e2e"], 1500)
     yield from booted("e2e")
@@ -253,6 +257,7 @@ KINDS = {
     "lint": (kind_lint, True, "format, clang-tidy, cppcheck, and the rules of the house"),
     "unit": (kind_unit, True, "pure logic, cmocka under ASan and UBSan"),
     "fuzz": (kind_fuzz, True, "libFuzzer on every reader of foreign bytes, 15 s each (--minutes N for long)"),
+    "contract": (kind_contract, True, "what noded's driver believes of Cloud Hypervisor, against the stand-in, and against the real one where it can run"),
     "e2e": (kind_e2e, True, "the whole system with booted guests"),
     "fault": (kind_fault, True, "seven cells of kill"),
     "mutate": (kind_mutate, True, "seeded faults that tests must find: all by name, three in the default run"),
