@@ -5,11 +5,11 @@
 #include "channel.h"
 
 #include "common/clock.h"
+#include "common/log.h"
 #include "common/text.h"
 #include "common/wire.h"
-#include "fsutil.h"
+#include "transport.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -17,7 +17,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#define PORT_WAIT_MS 10000
 /* Until the first byte came the port may report a host that is not there yet; later that is the end of the channel. */
 #define HOST_WAIT_MS 10000
 #define IN_MAX (2 * GUEST_FRAME_MAX)
@@ -39,6 +38,7 @@ enum lane_name { LANE_EVENTS, LANE_RESULT, LANE_CALL, LANE_COUNT };
 
 struct channel {
 	int fd;
+	struct transport transport;
 	bool met;             /* the host has sent something */
 	int64_t hup_since_ms; /* 0: the host is connected */
 	struct buf in, out;
@@ -51,55 +51,16 @@ struct channel {
 
 /* --- opening ----------------------------------------------------------------------------------------------------------------- */
 
-/* Looks through the virtio ports once; true when the one of that name has a device node. */
-static bool find_port(const char *name, char *path, size_t size)
-{
-	DIR *d = opendir("/sys/class/virtio-ports");
-	struct dirent *ent;
-	bool found = false;
-
-	if (d == NULL)
-		return false;
-	while (!found && (ent = readdir(d)) != NULL) {
-		char file[300], text[128];
-		struct err e;
-
-		if (ent->d_name[0] == '.' || !text_fmt(file, sizeof file, "/sys/class/virtio-ports/%s/name", ent->d_name))
-			continue;
-		if (fs_read(AT_FDCWD, file, text, sizeof text, &e) == 0 && strcmp(text, name) == 0)
-			found = text_fmt(path, size, "/dev/%s", ent->d_name) && access(path, R_OK | W_OK) == 0;
-	}
-	closedir(d);
-	return found;
-}
-
-static int open_port(const char *name, struct err *e)
-{
-	int64_t deadline = clock_boot_ms() + PORT_WAIT_MS;
-	const struct timespec pause_2ms = { .tv_sec = 0, .tv_nsec = 2000000 };
-	char path[300];
-	int fd;
-
-	while (!find_port(name, path, sizeof path)) {
-		if (clock_boot_ms() >= deadline)
-			return err_set(e, ERR_TIMEOUT, "no virtio port named %s came up in %d ms", name, PORT_WAIT_MS);
-		nanosleep(&pause_2ms, NULL);
-	}
-	fd = open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC | O_NOCTTY);
-	if (fd < 0)
-		return err_set_errno(e, "open %s", path);
-	return fd;
-}
-
 int channel_open(const char *transport, struct channel **out, struct err *e)
 {
+	struct transport t;
 	struct channel *ch;
 	int fd;
 
 	*out = NULL;
-	if (strncmp(transport, "virtio:", 7) != 0)
-		return err_set(e, ERR_INVALID, "eph.channel=%s is not a transport of this agent; it knows virtio:NAME", transport);
-	fd = open_port(transport + 7, e);
+	if (transport_parse(transport, &t, e) < 0)
+		return -1;
+	fd = transport_open(&t, e);
 	if (fd < 0)
 		return -1;
 	ch = calloc(1, sizeof *ch);
@@ -108,6 +69,7 @@ int channel_open(const char *transport, struct channel **out, struct err *e)
 		return err_set(e, ERR_NOMEM, "no memory for the channel");
 	}
 	ch->fd = fd;
+	ch->transport = t;
 	buf_init(&ch->in, IN_MAX);
 	buf_init(&ch->out, OUT_MAX);
 	buf_init(&ch->events, CHANNEL_EVENTS_MAX);
@@ -318,11 +280,15 @@ static int take_frames(struct channel *ch, struct err *e)
 	return rc < 0 ? -1 : 0;
 }
 
-/* The host's side of the port is closed. Before it ever spoke that is waited for. */
+/*
+ * The host's side is closed. Before it ever spoke that is waited for: a port becomes ready by itself, a connection is made anew. (A
+ * machine that is a clone of one that was stopped here has lost its connection.)
+ */
 static int host_absent(struct channel *ch, struct err *e)
 {
 	const struct timespec pause_5ms = { .tv_sec = 0, .tv_nsec = 5000000 };
 	int64_t now = clock_boot_ms();
+	int fd;
 
 	if (ch->met)
 		return err_set(e, ERR_UNAVAILABLE, "the host closed the channel");
@@ -331,6 +297,15 @@ static int host_absent(struct channel *ch, struct err *e)
 	if (now - ch->hup_since_ms > HOST_WAIT_MS)
 		return err_set(e, ERR_UNAVAILABLE, "no host on the channel for %d ms", HOST_WAIT_MS);
 	nanosleep(&pause_5ms, NULL); /* a closed port is always ready: poll would spin */
+	if (!ch->transport.is_vsock)
+		return 0;
+	fd = transport_try(&ch->transport, e);
+	if (fd >= 0 && dup3(fd, ch->fd, O_CLOEXEC) < 0)
+		log_warn("the new connection is not used errno=%d", errno);
+	if (fd >= 0) {
+		close(fd);
+		ch->hup_since_ms = 0;
+	}
 	return 0;
 }
 
@@ -349,7 +324,7 @@ static int read_in(struct channel *ch, struct err *e)
 		if (n < 0 && errno == EAGAIN)
 			return 0;
 		if (n <= 0)
-			return host_absent(ch, e);
+			return host_absent(ch, e); /* of a connection that was refused or reset reading fails */
 		ch->met = true;
 		ch->hup_since_ms = 0;
 		buf_commit(&ch->in, (size_t)n);

@@ -17,7 +17,7 @@
 
 struct channel;
 
-/* Finds the port by name ("virtio:NAME") and opens it; waits a bounded time for its driver. */
+/* transport: what transport_parse takes (transport.h). Waits a bounded time for the driver of the port, or for the host. */
 int channel_open(const char *transport, struct channel **out, struct err *e) EPH_MUST_CHECK;
 
 /* Who takes frames that are not credit or stop. NULL: none is legal now. The view is valid during the call only. */

@@ -57,7 +57,7 @@ int init_early(struct boot_options *o, struct err *e)
 	if (fs_read(AT_FDCWD, "/proc/cmdline", cmdline, sizeof cmdline, e) < 0)
 		return -1;
 	if (!fs_boot_option(cmdline, "eph.channel", o->channel, sizeof o->channel))
-		return err_set(e, ERR_INVALID, "the kernel command line has no eph.channel=virtio:NAME");
+		return err_set(e, ERR_INVALID, "the kernel command line has no eph.channel=virtio:NAME or vsock:PORT");
 	if (!fs_boot_option(cmdline, "eph.bus", o->bus, sizeof o->bus) && !text_copy(o->bus, sizeof o->bus, "mmio"))
 		return err_set(e, ERR_INTERNAL, "bus name too long");
 	return fs_write(AT_FDCWD, "/proc/self/oom_score_adj", "-1000", e);
@@ -87,7 +87,8 @@ static int load_line(char *line, const struct boot_options *o, struct err *e)
 	if (file == NULL)
 		return err_set(e, ERR_INVALID, "modules.load has a line that is not \"WHEN FILE\": %s", line);
 	*file++ = '\0';
-	if (strcmp(line, "always") != 0 && strcmp(line, o->bus) != 0)
+	if (strcmp(line, "always") != 0 && strcmp(line, o->bus) != 0 &&
+			(strcmp(line, "vsock") != 0 || strncmp(o->channel, "vsock:", 6) != 0))
 		return 0;
 	return load_module(file, e);
 }

@@ -7,7 +7,7 @@
 #include "common/error.h"
 
 struct boot_options {
-	char channel[96]; /* "virtio:NAME" */
+	char channel[96]; /* "virtio:NAME", "vsock:PORT" */
 	char bus[16];     /* "mmio" or "pci": which virtio transport's modules are loaded */
 };
 

@@ -4,6 +4,7 @@
 #include "guest-agent/fsutil.h"
 #include "guest-agent/history.h"
 #include "guest-agent/seccomp.h"
+#include "guest-agent/transport.h"
 #include "unit.h"
 
 #include <errno.h>
@@ -280,6 +281,28 @@ static void boot_options(void **state)
 	assert_false(fs_boot_option("", "x", v, sizeof v));
 }
 
+static void transports(void **state)
+{
+	static const char *const bad[] = { "", "virtio:", "virtio", "vsock:", "vsock:0", "vsock:x", "vsock:1:", "vsock:0:1",
+		"vsock:1:2:3", "vsock:4294967295", "vsock:-1", "tcp:1", "vsock:1 2",
+		"virtio:a-name-that-is-longer-than-any-port-of-virtio-serial-may-ever-have-one" };
+	struct transport t;
+	struct err e;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+		assert_int_equal(transport_parse(bad[i], &t, &e), -1);
+		assert_non_null(strstr(e.text, "eph.channel="));
+	}
+	assert_int_equal(transport_parse("virtio:ephemeral.0", &t, &e), 0);
+	assert_false(t.is_vsock);
+	assert_string_equal(t.name, "ephemeral.0");
+	assert_int_equal(transport_parse("vsock:1024", &t, &e), 0);
+	assert_true(t.is_vsock && t.cid == 2 && t.port == 1024);
+	assert_int_equal(transport_parse("vsock:1:4294967294", &t, &e), 0);
+	assert_true(t.is_vsock && t.cid == 1 && t.port == 4294967294);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -291,6 +314,7 @@ int main(void)
 		cmocka_unit_test(arguments_are_mended),
 		cmocka_unit_test(filter_refuses),
 		cmocka_unit_test(boot_options),
+		cmocka_unit_test(transports),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
