@@ -115,13 +115,14 @@ static bool machine_args(const struct vmm_host *host, const struct vmm_params *p
 	       arg(job, "-nodefaults") && arg(job, "-no-user-config") && ARG2(job, "-display", "none") && arg(job, "-no-reboot");
 }
 
+/* No locks on the image: it is read only, and a lock that anybody who can read the file may take would stop every start. */
 static bool device_args(struct jail_job *job)
 {
 	return ARG2(job, "-chardev", "stdio,id=console,signal=off") && ARG2(job, "-serial", "chardev:console") &&
 	       ARG2(job, "-device", "virtio-serial-device") && ARG2(job, "-chardev", "socket,id=guest,fd=%d", FD_GUEST) &&
 	       ARG2(job, "-device", "virtserialport,id=port,chardev=guest,name=%s", GUEST_PORT_NAME) &&
 	       ARG2(job, "-chardev", "socket,id=qmp,fd=%d", FD_QMP) && ARG2(job, "-mon", "chardev=qmp,mode=control") &&
-	       ARG2(job, "-drive", "id=root,file=/proc/self/fd/%d,format=raw,if=none,readonly=on", FD_ROOTFS) &&
+	       ARG2(job, "-drive", "id=root,file=/proc/self/fd/%d,format=raw,if=none,readonly=on,file.locking=off", FD_ROOTFS) &&
 	       ARG2(job, "-device", "virtio-blk-device,drive=root");
 }
 
