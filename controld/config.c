@@ -33,6 +33,7 @@ static const struct config_key config_keys[] = {
 	TEXT(listen, "127.0.0.1:8080", 1, 300, "address of the public API, host:port; port 0 = any free one"),
 	TEXT(operator_listen, "127.0.0.1:8081", 1, 300, "address of the operator API (operator keys work only here), host:port"),
 	TEXT(link_listen, ":7443", 1, 300, "address that nodes dial, host:port, TLS"),
+	TEXT(metrics_listen, "127.0.0.1:9464", 0, 300, "metrics for Prometheus, host:port, without a key; empty = off"),
 	TEXT(scripted_listen, "", 0, 300, "address of the scripted model provider (a script, not a model), host:port; empty = off"),
 	TEXT(scripted_token_file, NULL, 0, PATH_BYTES,
 		"file with the bearer token of the scripted provider; needed with scripted_listen", .optional = true),
@@ -122,6 +123,8 @@ static int check_addresses(const struct config *c, struct err *e)
 
 	if (check_addr("listen", c->listen, e) != 0 || check_addr("operator_listen", c->operator_listen, e) != 0 ||
 			check_addr("link_listen", c->link_listen, e) != 0)
+		return -1;
+	if (c->metrics_listen[0] != '\0' && check_addr("metrics_listen", c->metrics_listen, e) != 0)
 		return -1;
 	if (c->scripted_listen[0] != '\0') {
 		if (check_addr("scripted_listen", c->scripted_listen, e) != 0)

@@ -25,6 +25,7 @@ struct config {
 	char *listen;              /* public API */
 	char *operator_listen;     /* operator API */
 	char *link_listen;         /* node link, tls+tcp */
+	char *metrics_listen;      /* "" = off */
 	char *scripted_listen;     /* scripted provider; "" = off */
 	char *scripted_token_file; /* NULL = none */
 	char *keyring;

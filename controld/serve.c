@@ -2,7 +2,7 @@
  * The service: brings the parts up in order, runs the loop, takes signals, brings the parts down. Called by main.c. The only file
  * that knows all parts; they meet in the hooks here.
  *
- * Up:    keyring, certificates, Postgres (waited for, migrated), store, node link, scripted provider, API, jobs, ready.
+ * Up:    keyring, certificates, Postgres (waited for, migrated), store, node link, scripted provider, API, metrics, jobs, ready.
  * Down:  nothing new is taken and parked requests are answered; what is under way gets stop_wait_seconds; jobs, API, then the
  * store, which calls back what is outstanding, then the node link whose requests wait for those calls.
  */
@@ -11,6 +11,7 @@
 #include "api/api.h"
 #include "dispatch/dispatch.h"
 #include "jobs/jobs.h"
+#include "metrics/metrics.h"
 #include "pki.h"
 #include "scripted/scripted.h"
 #include "secrets.h"
@@ -42,6 +43,7 @@ struct service {
 	struct scripted *scripted;
 	struct api *api;
 	struct jobs *jobs;
+	struct control_metrics *metrics;
 	uint8_t root_key[32];
 	char link_addresses[600];
 	struct event *on_term, *on_int, *on_hup, *stop_timer;
@@ -223,6 +225,17 @@ static int start_api(struct service *s, struct err *e)
 	return api_start(&opt, &s->api, e);
 }
 
+static int start_metrics(struct service *s, struct err *e)
+{
+	const struct control_metrics_options opt = {
+		.base = s->base, .listen = s->config->metrics_listen, .store = s->store, .dispatch = s->dispatch, .api = s->api
+	};
+
+	if (!s->config->metrics_listen[0])
+		return 0;
+	return control_metrics_start(&opt, &s->metrics, e);
+}
+
 /* One line, then the descriptor is closed: whoever waits reads to its end. */
 static int say_ready(struct service *s, struct err *e)
 {
@@ -235,12 +248,14 @@ static int say_ready(struct service *s, struct err *e)
 	jw_kstr(&w, "api", api_address(s->api));
 	jw_kstr(&w, "operator", api_operator_address(s->api));
 	jw_kstr(&w, "link", dispatch_address(s->dispatch));
+	jw_kstr(&w, "metrics", s->metrics ? control_metrics_address(s->metrics) : NULL);
 	jw_kstr(&w, "scripted", s->scripted ? scripted_address(s->scripted) : NULL);
 	jw_close(&w);
 	if (!jw_end(&w) || !buf_add_char(&b, '\n'))
 		rc = err_set(e, ERR_NOMEM, "no memory");
-	log_info("ready api=%s operator=%s link=%s scripted=%s", api_address(s->api), api_operator_address(s->api),
-			dispatch_address(s->dispatch), s->scripted ? scripted_address(s->scripted) : "off");
+	log_info("ready api=%s operator=%s link=%s metrics=%s scripted=%s", api_address(s->api), api_operator_address(s->api),
+			dispatch_address(s->dispatch), s->metrics ? control_metrics_address(s->metrics) : "off",
+			s->scripted ? scripted_address(s->scripted) : "off");
 	if (rc == 0 && s->args->ready_fd >= 0) {
 		if (write(s->args->ready_fd, b.data, b.len) != (ssize_t)b.len)
 			rc = err_set_errno(e, "--ready-fd %d", s->args->ready_fd);
@@ -333,7 +348,7 @@ static int start(struct service *s, struct err *e)
 		return -1;
 	if (start_link(s, e) != 0 || start_scripted(s, e) != 0 || start_api(s, e) != 0)
 		return -1;
-	if (jobs_new(s->base, s->store, &s->jobs, e) != 0 || add_signals(s, e) != 0)
+	if (start_metrics(s, e) != 0 || jobs_new(s->base, s->store, &s->jobs, e) != 0 || add_signals(s, e) != 0)
 		return -1;
 	return say_ready(s, e);
 }
@@ -348,6 +363,7 @@ static void stop(struct service *s)
 		if (events[i])
 			event_free(events[i]);
 	}
+	control_metrics_free(s->metrics);
 	jobs_free(s->jobs);
 	if (s->api)
 		api_free(s->api);

@@ -8,6 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+const char *const link_type_names[LINK_TYPES] = { "", "challenge", "enrol", "next", "start", "events", "finish", "refuse", "blob",
+	"image", "image_blob", "bye" };
+const char *const link_result_names[LINK_RESULTS + 1] = { "ok", "bad", "unauthentic", "revoked", "busy", "none" };
+
 size_t link_signed_message(const struct link_request *r, const uint8_t challenge[32], uint8_t out[256])
 {
 	struct buf b = BUF_INIT(256);
@@ -51,7 +55,7 @@ int link_request_decode(const void *p, size_t n, struct link_request *out, struc
 	if (wire_u8(&r) != LINK_VERSION)
 		wire_fail(&r, "version");
 	out->type = wire_u8(&r);
-	if (out->type < LINK_CHALLENGE || out->type > LINK_BYE)
+	if (out->type < LINK_CHALLENGE || out->type >= LINK_TYPES)
 		wire_fail(&r, "type");
 	out->request_id = wire_u64(&r);
 	wire_str_fixed(&r, out->node_id, sizeof(out->node_id));

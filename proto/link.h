@@ -34,7 +34,8 @@ enum link_type {
 	LINK_BLOB,
 	LINK_IMAGE,
 	LINK_IMAGE_BLOB,
-	LINK_BYE
+	LINK_BYE,
+	LINK_TYPES
 };
 enum link_result {
 	LINK_OK = 0,
@@ -42,7 +43,11 @@ enum link_result {
 	LINK_UNAUTHENTIC, /* signature, challenge or counter: ask for a new challenge */
 	LINK_REVOKED,     /* the node was revoked or removed: kill everything */
 	LINK_BUSY,        /* try again later */
+	LINK_RESULTS
 };
+/* Names for metrics and logs; index 0 of the types is no type. */
+extern const char *const link_type_names[LINK_TYPES];
+extern const char *const link_result_names[LINK_RESULTS + 1]; /* the last: no answer came */
 /* Fencing answer to every write for a run. */
 enum fence {
 	FENCE_APPLIED = 1,

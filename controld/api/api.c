@@ -197,6 +197,7 @@ static void refuse(void *arg, struct http_req *http, int status, const char *det
 	struct buf out = BUF_INIT(16 * 1024);
 	char id[ID_MAX];
 
+	api_count(a, NULL, status);
 	id_make("req", id);
 	api_common_headers(a, http, id);
 	if (!problem_render_as(&out, a->public_url, problem_of_status(status), status, detail, id, NULL))

@@ -60,6 +60,26 @@ struct api_options {
 	void *arg; /* of both */
 };
 
+/* What metrics say of the interface: requests answered, by class of route and of status. */
+enum api_class {
+	API_CLASS_CREATE, /* POST /v1/runs */
+	API_CLASS_RUN,    /* one run: read, wait, cancel, receipt */
+	API_CLASS_RUNS,   /* lists */
+	API_CLASS_EVENTS,
+	API_CLASS_ACCOUNT, /* keys, members, models, me */
+	API_CLASS_OPERATOR,
+	API_CLASS_HEALTH, /* and the texts of problems */
+	API_CLASS_NONE,   /* no such path or method, or refused before a path was known */
+	API_CLASSES
+};
+#define API_CODES 4 /* 2xx to 5xx */
+extern const char *const api_class_names[API_CLASSES];
+struct api_figures {
+	uint64_t requests[API_CLASSES][API_CODES];
+	uint64_t under_way, streams, streams_max, connections, body_bytes;
+};
+void api_figures(const struct api *a, struct api_figures *out);
+
 /* Binds both listeners and answers from then on. On failure nothing is bound. */
 int api_start(const struct api_options *opt, struct api **out, struct err *e) EPH_MUST_CHECK;
 uint16_t api_port(const struct api *a);

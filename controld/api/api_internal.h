@@ -44,6 +44,7 @@ struct api {
 	struct worker *worker;  /* reads large bodies */
 	struct creation *large; /* creates under way that have one: create.c */
 	size_t large_max;       /* bytes of large bodies of all creates under way: half of what may be held of bodies */
+	uint64_t answered[API_CLASSES][API_CODES];
 	bool draining;
 };
 
@@ -71,6 +72,8 @@ struct api_req {
 void api_req_start(struct api_req *r); /* http and api are set */
 void api_enter(struct api_req *r);     /* we know who asks: body, query, then the handler */
 void api_req_gone(struct api_req *r);
+
+void api_count(struct api *a, const struct route *route, int status); /* route NULL: none was found */
 
 /* --- asking ------------------------------------------------------------------------------------------------------------- */
 /* The argument for a store callback: r stays until the callback has run. */

@@ -114,6 +114,7 @@ struct http_req *api_take_http(struct api_req *r)
 {
 	struct http_req *http = detach(r);
 
+	api_count(r->api, r->route, 200);
 	free_if_done(r);
 	return http;
 }
@@ -146,6 +147,7 @@ static void finish(struct api_req *r, int status, const char *content_type, cons
 {
 	struct http_req *http = detach(r);
 
+	api_count(r->api, r->route, status);
 	log_debug("request req=%s method=%s path=%s status=%d bytes=%zu", r->id, http_method_name(http),
 			r->route ? r->route->pattern : "-", status, n);
 	api_common_headers(r->api, http, r->id);

@@ -7,6 +7,7 @@
 #define CONTROLD_DISPATCH_H
 
 #include "common/error.h"
+#include "proto/link.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -35,6 +36,13 @@ int dispatch_start(const struct dispatch_options *opt, struct dispatch **out, st
 const char *dispatch_address(const struct dispatch *d);
 /* False while the watchdog finds that the listener does not take connections; `why` then says so. */
 bool dispatch_healthy(const struct dispatch *d, const char **why);
+
+/* What metrics say of the link. */
+struct dispatch_figures {
+	uint64_t answered[LINK_TYPES][LINK_RESULTS];
+	uint32_t pipes, parked, working, contexts, contexts_max;
+};
+void dispatch_figures(const struct dispatch *d, struct dispatch_figures *out);
 
 /* The store's hooks (store_hooks): wake parked polls that could take such a run, and the poll of one node. */
 void dispatch_wake_queued(struct dispatch *d, uint32_t memory_mib, uint32_t vcpus, bool allow_emulated, uint32_t count);

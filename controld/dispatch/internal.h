@@ -117,6 +117,7 @@ struct dispatch {
 	uint32_t pipe_count;
 	uint32_t working; /* requests in REQUEST_WORKING */
 	size_t held_bytes;
+	uint64_t answered[LINK_TYPES][LINK_RESULTS];
 };
 
 /* request.c */

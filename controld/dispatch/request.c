@@ -69,6 +69,8 @@ static void send_reply(struct request *r, enum link_result result, const void *b
 	struct buf b = BUF_INIT(LINK_MESSAGE_MAX);
 	nng_msg *m = NULL;
 
+	if (r->head.type < LINK_TYPES && result < LINK_RESULTS)
+		r->d->answered[r->head.type][result]++;
 	link_reply_encode(&reply, &b);
 	let_go(r);
 	if (b.failed || nng_msg_alloc(&m, 0) != 0 || nng_msg_append(m, b.data, b.len) != 0) {

@@ -132,6 +132,18 @@ bool dispatch_healthy(const struct dispatch *d, const char **why)
 	return !d->listener_down;
 }
 
+void dispatch_figures(const struct dispatch *d, struct dispatch_figures *out)
+{
+	const struct request *r;
+
+	*out = (struct dispatch_figures){
+		.pipes = d->pipe_count, .working = d->working, .contexts = d->contexts, .contexts_max = d->contexts_max
+	};
+	memcpy(out->answered, d->answered, sizeof(out->answered));
+	TAILQ_FOREACH(r, &d->polls, poll_entry)
+	out->parked += r->state == REQUEST_PARKED;
+}
+
 void dispatch_drain(struct dispatch *d)
 {
 	d->draining = true;

@@ -173,6 +173,7 @@ static void read_next(struct store *s, const struct pg_rows *rows, struct store_
 
 			if (read_assign(rows, i, v)) {
 				hub_run_changed(s, v->a.run_id);
+				figures_claimed(s, &v->a);
 				out->assign_count++;
 			} else { /* half of it would be another run: without its prompt, files or key */
 				log_error("a claim cannot be read run=%s", pg_text(rows, i, C_RUN));

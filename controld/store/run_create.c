@@ -61,12 +61,14 @@ static void create_free(struct create *c)
 
 static void create_fail(struct create *c, const struct err *e)
 {
+	figures_created(c->s, NULL, e);
 	c->cb(c->arg, NULL, e);
 	create_free(c);
 }
 
 static void create_result(struct create *c, const struct store_create *result)
 {
+	figures_created(c->s, result, NULL);
 	c->cb(c->arg, result, NULL);
 	create_free(c);
 }

@@ -99,6 +99,14 @@ static bool send_each(struct batches *b, const struct merged *m, const struct er
 	return true;
 }
 
+static void count_events(struct store *s, const struct piece *p)
+{
+	size_t at = 0;
+
+	for (uint32_t i = 0; i < p->count; at += p->lens[i++])
+		figures_event(s, p->run_id, p->first_seq + i, (enum event_type)p->types[i], p->bytes + at, p->lens[i]);
+}
+
 static void on_merged(void *arg, const struct pg_rows *rows, const char *sqlstate, const struct err *e)
 {
 	struct merged *m = arg;
@@ -126,8 +134,10 @@ static void on_merged(void *arg, const struct pg_rows *rows, const char *sqlstat
 		m->pieces[idx] = NULL;
 		out.fence = fence_parse(pg_text(rows, i, 1));
 		out.expected_seq = pg_i64(rows, i, 2);
-		if (out.fence == FENCE_APPLIED && p->count > 0)
+		if (out.fence == FENCE_APPLIED && p->count > 0) {
 			hub_run_changed(m->s, p->run_id);
+			count_events(m->s, p);
+		}
 		piece_answer(p, &out, NULL);
 	}
 	err_set(&missing, ERR_INTERNAL, "a batch of events was not answered");

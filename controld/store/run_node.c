@@ -195,6 +195,8 @@ static void on_refuse(void *arg, const struct pg_rows *rows, const char *sqlstat
 			settle_soon(c->s, c->id);
 		else
 			hub_queued(c->s, (uint32_t)pg_i64(rows, 0, 2), (uint32_t)pg_i64(rows, 0, 3), pg_bool(rows, 0, 4), 1);
+		if (strcmp(pg_text(rows, 0, 1), "ended") != 0)
+			figures_requeued(c->s, c->kind ? FIGURES_START_FAILED : FIGURES_NO_ROOM);
 	}
 	c->cb.fence(c->arg, &out, NULL);
 	free(c);
@@ -212,6 +214,7 @@ int store_run_refuse(struct store *s, const char *node_id, const struct link_ref
 	params_text(&p, node_id);
 	params_text(&p, c->id);
 	params_bytes(&p, r->token, TOKEN_LEN);
+	c->kind = r->failed;
 	params_bool(&p, r->failed);
 	params_text(&p, errcode_outcome(code) == OUTCOME_FAILED ? errcode_text(code) : errcode_text(ERRCODE_VM_START_FAILED));
 	params_text(&p, r->reason[0] ? r->reason : errcode_title(code));

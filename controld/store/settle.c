@@ -42,6 +42,7 @@ static int64_t take_settled(struct store *s, const struct pg_rows *rows)
 	for (int i = 0; i < pg_nrows(rows); i++) {
 		if (strcmp(pg_text(rows, i, 0), "settled") == 0) {
 			hub_run_changed(s, pg_text(rows, i, 1));
+			figures_settled(s, pg_text(rows, i, 1));
 			settled++;
 		} else if (strcmp(pg_text(rows, i, 0), "failed") == 0) {
 			log_error("a run cannot be settled run=%s", pg_text(rows, i, 1));

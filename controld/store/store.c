@@ -153,7 +153,8 @@ int store_open(struct event_base *base, const struct store_options *opt, struct 
 		goto fail;
 	}
 	if (hub_new(s, &s->hub, e) != 0 || creates_new(s, &s->creates, e) != 0 || batches_new(s, &s->batches, e) != 0 ||
-			settler_new(s, &s->settler, e) != 0 || catalog_new(s, &s->catalog, e) != 0)
+			settler_new(s, &s->settler, e) != 0 || catalog_new(s, &s->catalog, e) != 0 ||
+			figures_new(s, &s->figures, e) != 0)
 		goto fail;
 	if (open_class(s, "events", &s->events, e) != 0 || open_class(s, "money", &s->money, e) != 0 ||
 			open_class(s, "reads", &s->reads, e) != 0 || open_class(s, "listen", &s->listen, e) != 0)
@@ -196,6 +197,7 @@ void store_close(struct store *s)
 	batches_free(batches);
 	settler_free(s->settler);
 	catalog_free(s->catalog);
+	figures_free(s->figures);
 	hub_free(s->hub);
 	free(s->conninfo);
 	free(s);

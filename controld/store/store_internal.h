@@ -8,6 +8,8 @@
 #include "common/buf.h"
 #include "common/pgev.h"
 #include "common/text.h"
+#include "proto/event.h"
+#include "store/figures.h"
 #include "store/store.h"
 
 #include <stddef.h>
@@ -18,6 +20,7 @@ struct creates;
 struct batches;
 struct settler;
 struct catalog;
+struct figures;
 struct page_read;
 
 #define STORE_BINARY 1     /* grows when a contracting migration must not meet this binary: compared with min_binary */
@@ -36,6 +39,7 @@ struct store {
 	struct batches *batches;
 	struct settler *settler;
 	struct catalog *catalog;
+	struct figures *figures;
 	struct page_read *page_reads; /* outstanding pages of events, to be shared */
 	struct health_reader *health; /* who waits for the statement that is under way; NULL = none is */
 };
@@ -154,6 +158,16 @@ int settle_sweep(struct store *s, struct call *c, struct err *e) EPH_MUST_CHECK;
 /* model.c */
 int catalog_new(struct store *s, struct catalog **out, struct err *e) EPH_MUST_CHECK;
 void catalog_free(struct catalog *c);
+
+/* figures.c: what metrics count */
+int figures_new(struct store *s, struct figures **out, struct err *e) EPH_MUST_CHECK;
+void figures_free(struct figures *g); /* NULL allowed */
+void figures_created(struct store *s, const struct store_create *c, const struct err *e);
+void figures_claimed(struct store *s, const struct assignment *a);
+void figures_requeued(struct store *s, enum figures_requeue why);
+void figures_lost(struct store *s);
+void figures_event(struct store *s, const char *run_id, int64_t seq, enum event_type type, const uint8_t *bytes, size_t n);
+void figures_settled(struct store *s, const char *run_id);
 
 /* chunk.c: stores one file's content, once. cb as a store_done_cb. */
 int chunk_put(struct store *s, const char *org_id, const struct store_file *f, store_done_cb cb, void *arg,

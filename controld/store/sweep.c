@@ -59,7 +59,7 @@ static void on_clock(void *arg, const struct pg_rows *rows, const char *sqlstate
 }
 
 /* One row of a sweep. True when it moved something. */
-static bool take_row(struct store *s, const struct pg_rows *rows, int i)
+static bool take_row(struct store *s, enum store_sweep what, const struct pg_rows *rows, int i)
 {
 	const char *run = pg_text(rows, i, 0), *outcome = pg_text(rows, i, 1), *node = pg_text(rows, i, 2);
 	const uint32_t memory = (uint32_t)pg_i64(rows, i, 3), vcpus = (uint32_t)pg_i64(rows, i, 4);
@@ -73,6 +73,10 @@ static bool take_row(struct store *s, const struct pg_rows *rows, int i)
 		log_info("swept run=%s outcome=%s node=%s", run, outcome, node);
 		hub_run_changed(s, run);
 	}
+	if (strcmp(outcome, "ended") == 0 && what == STORE_SWEEP_LOST)
+		figures_lost(s);
+	if (strcmp(outcome, "requeued") == 0)
+		figures_requeued(s, FIGURES_CLAIM_LOST);
 	if (strcmp(outcome, "ended") == 0)
 		settle_soon(s, run);
 	else
@@ -89,7 +93,7 @@ static void on_runs(void *arg, const struct pg_rows *rows, const char *sqlstate,
 
 	(void)sqlstate;
 	for (int i = 0; !e && i < pg_nrows(rows); i++)
-		changed += take_row(c->s, rows, i);
+		changed += take_row(c->s, (enum store_sweep)c->kind, rows, i);
 	swept(c, changed, e);
 }
 
@@ -231,5 +235,6 @@ int store_sweep(struct store *s, enum store_sweep what, store_swept_cb cb, void 
 	if (!c)
 		return -1;
 	c->cb.swept = cb;
+	c->kind = (int)what;
 	return sweep_exec(s, c, what, &p, e);
 }

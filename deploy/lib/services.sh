@@ -52,6 +52,7 @@ controld_config() {
 		echo "listen = $LISTEN"
 		echo "operator_listen = 127.0.0.1:$OPERATOR_PORT"
 		echo "link_listen = 127.0.0.1:$LINK_PORT"
+		echo "metrics_listen = 127.0.0.1:$METRICS_PORT"
 		echo "keyring = $VAR/control/keyring"
 		echo "tls_dir = $VAR/control/tls"
 		if [ -z "${EPHEMERAL_MODEL_BASE_URL:-}" ]; then

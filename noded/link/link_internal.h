@@ -41,8 +41,6 @@ struct asked {
 	int64_t sent_boot_ns;
 };
 
-#define LINK_RESULTS (LINK_BUSY + 2) /* those of answers, and no answer */
-
 struct metrics_http;
 
 struct link {
@@ -71,9 +69,9 @@ struct link {
 	/* metrics.c */
 	struct metrics_http *metrics; /* NULL: off */
 	struct role_host host;
-	struct keeper_stats stats; /* as keeper told last */
-	uint64_t requests[LINK_BLOB + 1][LINK_RESULTS];
-	int64_t lease_deadline_boot_ns, polled_boot_ns; /* 0 = none yet */
+	struct keeper_stats stats;                       /* as keeper told last */
+	uint64_t requests[LINK_TYPES][LINK_RESULTS + 1]; /* by result; the last: no answer came */
+	int64_t lease_deadline_boot_ns, polled_boot_ns;  /* 0 = none yet */
 };
 
 /* link.c */

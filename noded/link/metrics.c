@@ -125,10 +125,6 @@ static const struct metrics_family table[FAMILIES] = {
 	[LINK_RESTARTS] = { N "link_restarts", METRICS_COUNTER, NULL, "Link processes that ended and were started anew." },
 };
 
-static const char *const type_names[LINK_BLOB + 1] = { "", "challenge", "enrol", "next", "start", "events", "finish", "refuse",
-	"blob" };
-static const char *const result_names[LINK_RESULTS] = { "ok", "bad", "unauthentic", "revoked", "busy", "none" };
-
 /* --- writing ------------------------------------------------------------------------------------------------------------------ */
 
 static void begin(struct metrics *m, enum family f)
@@ -280,8 +276,8 @@ static void write_link(const struct link *l, struct metrics *m)
 			(const uint64_t[]){ p.known, p.connected, p.ready });
 	one(m, RECONNECTS, p.made);
 	begin(m, REQUESTS);
-	metrics_each2(m, "type", type_names + LINK_ENROL, LINK_BLOB + 1 - LINK_ENROL, "result", result_names, LINK_RESULTS,
-			l->requests[LINK_ENROL]);
+	metrics_each2(m, "type", link_type_names + LINK_ENROL, LINK_TYPES - LINK_ENROL, "result", link_result_names,
+			LINK_RESULTS + 1, l->requests[LINK_ENROL]);
 	begin(m, POLL_AGE);
 	metrics_plain(m, l->polled_boot_ns > 0 ? (now - l->polled_boot_ns) / 1000000 : -1000, 3);
 	begin(m, LEASE_LEFT);
@@ -333,8 +329,8 @@ void link_metrics_stats(struct link *l, const uint8_t *body, size_t n)
 
 void link_metrics_answer(struct link *l, uint8_t type, const struct link_reply *reply)
 {
-	size_t result = reply == NULL ? LINK_RESULTS - 1 : reply->result;
+	size_t result = reply == NULL ? LINK_RESULTS : reply->result;
 
-	if (type <= LINK_BLOB && result < LINK_RESULTS)
+	if (type < LINK_TYPES && result <= LINK_RESULTS)
 		l->requests[type][result]++;
 }

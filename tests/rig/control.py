@@ -36,6 +36,7 @@ class Control:
         token.write_text(self.scripted_token + "\n")
         token.chmod(0o600)
         self.config = {"database": conninfo, "listen": "127.0.0.1:0", "operator_listen": "127.0.0.1:0", "link_listen": "127.0.0.1:0",
+                       "metrics_listen": "127.0.0.1:0",
                        "scripted_listen": "127.0.0.1:0" if scripted else "", "scripted_token_file": token, "keyring": self.home / "keyring",
                        "tls_dir": self.home / "tls", "log_level": "debug", **config}
         self.log = self.home / "controld.log"
