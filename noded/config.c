@@ -172,6 +172,13 @@ const struct config_key noded_keys[] = {
 			.fallback = "false",
 			.help = "true: no namespaces and no file tree of its own for VMs; for hosts where neither can be had, "
 				"never for production" },
+	{ .name = "seccomp",
+			.type = CONFIG_ENUM,
+			.offset = AT(seccomp),
+			.fallback = "enforce",
+			.choices = "enforce|log",
+			.help = "log: calls that a process' filter does not list are written to the kernel's log and done; to find out "
+				"what a list lacks, never for production" },
 	{ .name = "log_level",
 			.type = CONFIG_ENUM,
 			.offset = AT(log_level),

@@ -12,6 +12,8 @@ enum config_kvm { KVM_AUTO, KVM_OFF };
 enum config_vmm { CONFIG_VMM_AUTO, CONFIG_VMM_CLOUD_HYPERVISOR, CONFIG_VMM_QEMU };
 enum config_isolation { ISOLATION_AUTO, ISOLATION_KVM, ISOLATION_EMULATED };
 
+enum config_seccomp { CONFIG_SECCOMP_ENFORCE, CONFIG_SECCOMP_LOG };
+
 struct noded_config {
 	char *state_dir, *run_dir;
 	char *controld, *join_token_file, *node_name, *labels;
@@ -24,6 +26,7 @@ struct noded_config {
 	int64_t uid_base, max_vms, memory_mib, vcpus;
 	int64_t max_concurrent_boots, boot_timeout_ms, spool_keep_seconds;
 	bool insecure_no_jail;
+	int64_t seccomp; /* enum config_seccomp */
 	int64_t log_level; /* enum log_level */
 	char *metrics_listen;
 	bool log_json;

@@ -29,12 +29,13 @@
 #include <unistd.h>
 
 #define FIRST_FD 3       /* of the process that is exec'd */
-#define KEEP_FD_HIGH 200 /* from here wait the descriptors that are closed by exec, above every one that is moved */
+#define KEEP_FD_HIGH 200 /* the status pipe waits here, above every descriptor that is moved; it is closed by exec */
+#define NOFILE_MAX 65536
 
 /* What the stage itself needs until it execs. */
 struct jail_fds {
-	int status; /* pipe to keeper */
-	int self;   /* noded's own file; -1 = exec by path */
+	int status;  /* pipe to keeper */
+	int program; /* what is exec'd; -1 = by path */
 };
 
 static int read_job(struct jail_job *job, struct err *e)
@@ -104,15 +105,45 @@ static int set_limits(const struct jail_job *job, struct err *e)
 	return 0;
 }
 
-/* Moves descriptors JAIL_FD_FIRST + i to 3 + i; everything else but stdio is closed, the status pipe at exec. */
+/*
+ * The filter allows one exec, of the descriptor whose number is the limit of descriptors: it is put there before the limit is set,
+ * is closed by the exec, and nobody below the limit can have this number again.
+ */
+static int keep_program(const struct jail_job *job, struct jail_fds *keep, struct err *e)
+{
+	int fd = keep->program;
+
+	if (fd < 0 && job->filter_len > 0) {
+		fd = open(job->argv[0], O_PATH | O_CLOEXEC);
+		if (fd < 0)
+			return err_set_errno(e, "open %s", job->argv[0]);
+	}
+	if (fd < 0)
+		return 0;
+	if (job->nofile <= KEEP_FD_HIGH || job->nofile > NOFILE_MAX)
+		return err_set(e, ERR_INTERNAL, "limit of %u descriptors", job->nofile);
+	if (limit(RLIMIT_NOFILE, "NOFILE", job->nofile + 1, e))
+		return -1;
+	keep->program = dup3(fd, (int)job->nofile, O_CLOEXEC);
+	return keep->program < 0 ? err_set_errno(e, "keep the program") : 0;
+}
+
+static bool close_between(unsigned int first, unsigned int last)
+{
+	return first > last || syscall(SYS_close_range, first, last, 0) == 0;
+}
+
+/* Moves descriptors JAIL_FD_FIRST + i to 3 + i; everything else but stdio is closed, the status pipe and the program at exec. */
 static int place_fds(const struct jail_job *job, struct jail_fds *keep, struct err *e)
 {
-	unsigned int n = job->fd_count, last;
+	unsigned int n = job->fd_count, program;
 
-	keep->status = fcntl(JAIL_FD_STATUS, F_DUPFD_CLOEXEC, KEEP_FD_HIGH);
-	if (keep->status < 0 || (keep->self >= 0 && (keep->self = fcntl(keep->self, F_DUPFD_CLOEXEC, KEEP_FD_HIGH)) < 0))
+	keep->status = dup3(JAIL_FD_STATUS, KEEP_FD_HIGH, O_CLOEXEC);
+	if (keep->status < 0)
 		return err_set_errno(e, "keep the status pipe");
-	last = (unsigned int)(keep->self > keep->status ? keep->self : keep->status);
+	if (keep_program(job, keep, e))
+		return -1;
+	program = keep->program >= 0 ? (unsigned int)keep->program : KEEP_FD_HIGH + 1;
 	for (unsigned int i = 0; i < n; i++)
 		if (dup2(JAIL_FD_FIRST + (int)i, FIRST_FD + (int)i) < 0)
 			return err_set_errno(e, "descriptor %u was not inherited", JAIL_FD_FIRST + i);
@@ -121,7 +152,10 @@ static int place_fds(const struct jail_job *job, struct jail_fds *keep, struct e
 			return err_set_errno(e, "descriptor of a listener");
 	if (job->stdio_fd >= 0 && (dup2(job->stdio_fd, 1) < 0 || dup2(job->stdio_fd, 2) < 0))
 		return err_set_errno(e, "stdio");
-	if (syscall(SYS_close_range, FIRST_FD + n, KEEP_FD_HIGH - 1, 0) != 0 || syscall(SYS_close_range, last + 1, ~0U, 0) != 0)
+	if (keep->program < 0)
+		close((int)program);
+	if (!close_between(FIRST_FD + n, KEEP_FD_HIGH - 1) || !close_between(KEEP_FD_HIGH + 1, program - 1) ||
+			!close_between(program + 1, ~0U))
 		return err_set_errno(e, "close what is not meant for the jail");
 	return 0;
 }
@@ -207,8 +241,8 @@ static int open_self(const struct jail_job *job, struct err *e)
 
 static int enter(const struct jail_job *job, struct jail_fds *keep, struct err *e)
 {
-	keep->self = open_self(job, e);
-	if ((job->self && keep->self < 0) || enter_groups(job, e))
+	keep->program = open_self(job, e);
+	if ((job->self && keep->program < 0) || enter_groups(job, e))
 		return -1;
 	if (setsid() < 0)
 		return err_set_errno(e, "setsid");
@@ -228,15 +262,15 @@ static int enter(const struct jail_job *job, struct jail_fds *keep, struct err *
 int jail_main(void)
 {
 	static char *no_env[] = { NULL };
-	struct jail_fds keep = { .status = JAIL_FD_STATUS, .self = -1 };
+	struct jail_fds keep = { .status = JAIL_FD_STATUS, .program = -1 };
 	struct jail_job job = { .stdio_fd = -1 };
 	struct err e = { .code = ERR_NONE };
 
 	if (read_job(&job, &e) == 0 && enter(&job, &keep, &e) == 0) {
 		char **env = job.env ? job.env : no_env;
 
-		if (job.self)
-			syscall(SYS_execveat, keep.self, "", job.argv, env, AT_EMPTY_PATH);
+		if (keep.program >= 0)
+			syscall(SYS_execveat, keep.program, "", job.argv, env, AT_EMPTY_PATH);
 		else if (job.argv)
 			execve(job.argv[0], job.argv, env);
 		err_set_errno(&e, "exec %s", job.argv ? job.argv[0] : "nothing");

@@ -106,6 +106,11 @@ static void on_exited(evutil_socket_t fd, short what, void *arg)
 		err_set(&e, ERR_INTERNAL, "the jail stage ended without a word");
 		c->ops.on_exec(c->ops.arg, &e);
 	}
+	if (WIFSIGNALED(status) && WTERMSIG(status) == SIGSYS)
+		log_error("killed by its system call filter pid=%d: the kernel's log has the number of the call (audit type=1326 "
+			  "with this pid; "
+			  "dmesg or ausearch -m SECCOMP)",
+				(int)c->pid);
 	c->ops.on_exit(c->ops.arg, status);
 	destroy(c);
 }
@@ -167,7 +172,9 @@ void child_status_text(int status, char out[64])
 {
 	bool ok;
 
-	if (WIFSIGNALED(status))
+	if (WIFSIGNALED(status) && WTERMSIG(status) == SIGSYS)
+		ok = text_fmt(out, 64, "signal %d, a call that its filter does not list", SIGSYS);
+	else if (WIFSIGNALED(status))
 		ok = text_fmt(out, 64, "signal %d (%s)", WTERMSIG(status), strsignal(WTERMSIG(status)));
 	else
 		ok = text_fmt(out, 64, "exit code %d", WEXITSTATUS(status));

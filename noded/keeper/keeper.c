@@ -264,6 +264,8 @@ static void say_host(const struct keeper *k)
 			h->vmm.tsc_khz);
 	if (!h->vmm.kvm)
 		log_warn("NO KVM: VMs are emulated on this host. They are slow, and emulation is not sold as isolation");
+	if (k->config->seccomp == CONFIG_SECCOMP_LOG)
+		log_warn("SECCOMP ONLY LOGS: seccomp = log is set. Calls that a filter does not list are done");
 	if (k->config->insecure_no_jail)
 		log_warn("NO JAIL: insecure_no_jail is set. An escaped guest sees this host's files and processes");
 }

@@ -7,6 +7,7 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/text.h"
+#include "keeper/confine.h"
 #include "keeper/files.h"
 #include "roles.h"
 
@@ -43,6 +44,7 @@
 #define ROLE_FSIZE (UINT64_C(1) << 30)
 
 static const char *const role_names[SLOT_ROLES] = { "broker", "channel", "vmm" };
+static const enum confine_kind confine_kinds[SLOT_ROLES] = { CONFINE_BROKER, CONFINE_CHANNEL, CONFINE_VMM };
 
 /* Descriptors that are made for the start and closed when it is over; the processes have their copies. */
 struct start_fds {
@@ -257,7 +259,9 @@ static int fill_job(struct vm *vm, enum slot_role role, struct jail_job *job, st
 			return err_set(e, ERR_LIMIT, "too many cgroups");
 	if (!common_env(job))
 		return err_set(e, ERR_LIMIT, "environment is too long");
-	return role == SLOT_VMM ? vmm_job(vm, job, e) : role_job(k, role, job, e);
+	if (role == SLOT_VMM ? vmm_job(vm, job, e) : role_job(k, role, job, e))
+		return -1;
+	return confine_job(k->config, &k->host, confine_kinds[role], job, e);
 }
 
 int vm_link_job(struct keeper *k, struct jail_job *job, struct err *e)
@@ -267,7 +271,7 @@ int vm_link_job(struct keeper *k, struct jail_job *job, struct err *e)
 	job->nofile = 4096; /* a spool a VM, a socket and threads of nng's a controld */
 	if (text_copy(job->name, sizeof(job->name), "link") && text_copy(job->root, sizeof(job->root), k->link.root) &&
 			common_env(job) && role_args(k, "link", job) && bind_libraries(job) && bind_network(job))
-		return 0;
+		return confine_job(k->config, &k->host, CONFINE_LINK, job, e);
 	return err_set(e, ERR_LIMIT, "job of link is too long");
 }
 

@@ -1,4 +1,5 @@
 """What holds the processes of a living run: looked at from the host's side, in /proc and in the cgroups, while a command runs in the guest."""
+import fcntl
 import os
 import pathlib
 import re
@@ -17,10 +18,12 @@ APPEND, WRITE = 0o2000, 0o3
 
 # Descriptors by number: what each is, and whether it can be written to. Numbers that are not here may only be of a LOOP kind.
 NULL, LOG, SOCKET, PIPE = "/dev/null", r"\S+/noded\.log", r"socket:\[\d+\]", r"pipe:\[\d+\]"
+SPOOL = r"\S+/spool/vm_[0-9a-f]{32}"
+PLAN = r"/memfd:plan \(deleted\)"
 EXPECTED = {
     "vmm": {0: NULL, 1: PIPE, 2: PIPE, 3: SOCKET, 4: SOCKET, 5: PIPE, 6: r"\S+/vmlinux", 7: r"\S+/initramfs\.cpio", 8: r"\S+/rootfs\.sqfs"},
-    "channel": {0: NULL, 1: LOG, 2: LOG, 3: SOCKET, 4: SOCKET, 5: SOCKET, 6: PIPE},
-    "broker": {0: NULL, 1: LOG, 2: LOG, 3: SOCKET, 4: SOCKET, 5: r"\S+/spool/vm_[0-9a-f]{32}", 6: r"\S+/vm_[0-9a-f]{32}\.vmm\.[0-9a-f]{8}/cgroup\.kill"},
+    "channel": {0: NULL, 1: LOG, 2: LOG, 3: SOCKET, 4: SOCKET, 5: SOCKET, 6: PIPE, 7: PLAN},
+    "broker": {0: NULL, 1: LOG, 2: LOG, 3: SOCKET, 4: SOCKET, 6: r"\S+/vm_[0-9a-f]{32}\.vmm\.[0-9a-f]{8}/cgroup\.kill"},
     "link": {0: NULL, 1: LOG, 2: LOG, 3: SOCKET},
 }
 # What a process makes for itself: its event loop; QEMU opens the root again, broker and link speak TCP, link reads the spool.
@@ -28,10 +31,10 @@ LOOP = r"anon_inode:\[(eventpoll|eventfd|timerfd|signalfd)\]"
 OWN = {
     "vmm": rf"{LOOP}|/dev/kvm|anon_inode:kvm-(vm|vcpu:\d+)|\S+/rootfs\.sqfs",
     "channel": rf"{LOOP}|{PIPE}",
-    "broker": rf"{LOOP}|{PIPE}|{SOCKET}",
-    "link": rf"{LOOP}|{PIPE}|{SOCKET}|\S+/spool/vm_[0-9a-f]{{32}}",
+    "broker": rf"{LOOP}|{PIPE}|{SOCKET}|{SPOOL}",
+    "link": rf"{LOOP}|{PIPE}|{SOCKET}|{SPOOL}",
 }
-WRITABLE = {"vmm": (), "channel": (LOG,), "broker": (LOG, EXPECTED["broker"][5], EXPECTED["broker"][6]), "link": (LOG,)}
+WRITABLE = {"vmm": (), "channel": (LOG,), "broker": (LOG, SPOOL, EXPECTED["broker"][6]), "link": (LOG,)}
 
 
 class Process:
@@ -106,7 +109,9 @@ def test_ids_and_rights(run, stack):
         assert process.limit("Max locked memory") == ("0", "0") and process.limit("Max msgqueue size") == ("0", "0"), process.role
         assert int(process.limit("Max open files")[1]) <= 4096, process.role
         assert process.limit("Max file size")[1].isdigit(), process.role
-    assert run["vmm"].status["Seccomp"] == "2"
+    # QEMU's own sandbox stands on top of ours.
+    filters = {role: (process.status["Seccomp"], process.status.get("Seccomp_filters")) for role, process in run.items()}
+    assert filters == {"vmm": ("2", "2"), "channel": ("2", "1"), "broker": ("2", "1"), "link": ("2", "1")}, filters
     assert run["vmm"].limit("Max file size") == ("0", "0")
 
 
@@ -139,14 +144,23 @@ def test_tree(run, stack):
         assert not (root / "proc/sys").exists() and not (root / "proc/kcore").exists(), process.role
 
 
+def sealed(process, number):
+    with open(process.proc / "fd" / str(number), "rb") as memory:
+        seals = fcntl.fcntl(memory, fcntl.F_GET_SEALS)
+    return seals & fcntl.F_SEAL_WRITE and seals & fcntl.F_SEAL_GROW and seals & fcntl.F_SEAL_SEAL
+
+
 def test_descriptors(run):
     for role, process in run.items():
         for number, (what, flags) in sorted(process.descriptors().items()):
             expected = EXPECTED[role].get(number, OWN[role])
             assert re.fullmatch(expected, what), f"{role} has descriptor {number}: {what}"
-            if what.startswith("/") and what not in (NULL, "/dev/kvm") and flags & WRITE:
+            if re.fullmatch(PLAN, what):
+                assert sealed(process, number), "the plan can be written to"
+            elif what.startswith("/") and what not in (NULL, "/dev/kvm") and flags & WRITE:
                 assert any(re.fullmatch(path, what) for path in WRITABLE[role]), f"{role} can write to {what}"
                 assert not re.fullmatch(LOG, what) or flags & APPEND, "the log can be written over"
+        assert (role == "broker") == any(re.fullmatch(SPOOL, what) and flags & WRITE for what, flags in process.descriptors().values()), role
         missing = set(EXPECTED[role]) - set(process.descriptors())
         assert not missing, f"{role} lacks {missing}"
     # Each end of a socket is in one process: none was left behind in another.
