@@ -176,8 +176,13 @@ static int send_once(struct api *api, const struct api_call *call, struct http_r
 
 	if (api_headers(api, &h, "Accept: application/json", e) != 0)
 		return -1;
-	if (call->body != NULL)
+	if (call->body != NULL && call->type == NULL)
 		h.list[n++] = "Content-Type: application/json";
+	if (call->body != NULL && call->type != NULL) {
+		if (!text_fmt(h.more[1], sizeof h.more[1], "Content-Type: %s", call->type))
+			return err_set(e, ERR_INVALID, "the body's type is too long");
+		h.list[n++] = h.more[1];
+	}
 	if (call->idempotency_key != NULL) {
 		if (!text_fmt(h.more[0], sizeof h.more[0], "Idempotency-Key: %s", call->idempotency_key))
 			return err_set(e, ERR_INVALID, "the idempotency key is longer than 255 characters");

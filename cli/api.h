@@ -32,7 +32,8 @@ void api_close(struct api *api);
 struct api_call {
 	const char *method;
 	const char *path;            /* from /v1 on, with query */
-	const struct buf *body;      /* JSON, or NULL */
+	const struct buf *body;      /* or NULL */
+	const char *type;            /* of the body; NULL = JSON */
 	const char *idempotency_key; /* NULL = none */
 	int64_t timeout_ms;          /* 0 = 30 s */
 	bool safe;                   /* a POST that may be repeated without a key */

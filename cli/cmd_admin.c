@@ -279,6 +279,8 @@ static void show_nodes(const struct json *v)
 		{ "STATE", "condition", 9, SHOW_TEXT },
 		{ "ISOLATION", "isolation", 9, SHOW_TEXT },
 		{ "RUNS", "runs", 5, SHOW_COUNT },
+		{ "IMAGE", "image", 12, SHOW_TEXT },
+		{ "", "image_state", 8, SHOW_TEXT },
 		{ "LAST SEEN", "last_seen_at", 19, SHOW_TIME },
 		{ "LABELS", "labels", 20, SHOW_TEXT },
 	};

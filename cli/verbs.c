@@ -104,6 +104,13 @@ static const struct opt PRICE_SET_OPTIONS[] = {
 	{ "web-search", OPT_VALUE, "DOLLARS", "per search; the deployment's price, without MODEL" },
 };
 
+static const struct opt IMAGE_ADD_OPTIONS[] = {
+	{ "note", OPT_VALUE, "TEXT", "shown in the list" },
+};
+static const struct opt IMAGE_LABEL_OPTIONS[] = {
+	{ "label", OPT_VALUE, "KEY=VALUE", "hosts with this label only (default: all that no label is named for)" },
+};
+
 #define OPTIONS(table) (table), sizeof(table) / sizeof((table)[0])
 #define NO_OPTIONS NULL, 0
 
@@ -163,6 +170,17 @@ const struct verb VERBS[] = {
 	{ "admin node revoke", VERB_ADMIN, "NODE", 1, 1, "shut a host out for good", NULL, NO_OPTIONS, NULL, cmd_node_revoke },
 	{ "admin node remove", VERB_ADMIN, "NODE", 1, 1, "take a host that is stopped or revoked off the list", NULL, NO_OPTIONS,
 			NULL, cmd_node_remove },
+	{ "admin image add", VERB_ADMIN, "DIR", 1, 1, "upload a guest image, as deploy/guest-image/pack wrote it",
+			"Prints the image's hash when the service has checked it. An upload that broke off goes on where it was.",
+			OPTIONS(IMAGE_ADD_OPTIONS), "ephemeral admin image add var/image --note 'with jq'", cmd_image_add },
+	{ "admin image list", VERB_ADMIN, "", 0, 0, "list guest images and which hosts shall have them", NULL, NO_OPTIONS, NULL,
+			cmd_image_list },
+	{ "admin image use", VERB_ADMIN, "IMAGE", 1, 1, "have hosts fetch an image and start new VMs from it", NULL,
+			OPTIONS(IMAGE_LABEL_OPTIONS), "ephemeral admin image use 4f0c… --label pool=canary", cmd_image_use },
+	{ "admin image rollback", VERB_ADMIN, "", 0, 0, "have hosts go back to the image before", NULL,
+			OPTIONS(IMAGE_LABEL_OPTIONS), "ephemeral admin image rollback --label pool=canary", cmd_image_rollback },
+	{ "admin image remove", VERB_ADMIN, "IMAGE", 1, 1, "delete an image that no host shall have", NULL, NO_OPTIONS, NULL,
+			cmd_image_remove },
 	{ "admin provider set", VERB_ADMIN, "NAME", 1, 1, "add or change a model provider", NULL, OPTIONS(PROVIDER_SET_OPTIONS),
 			"ephemeral admin provider set openai --api-key-file key.txt \\\n"
 			"  --base-url https://api.openai.com/v1",

@@ -58,6 +58,11 @@ static bool is_json_type(const char *type)
 	return true;
 }
 
+static bool is_bytes_type(const char *type)
+{
+	return strcasecmp(type, "application/octet-stream") == 0;
+}
+
 /* True when the headers that say what the body is are there once and right; else r is answered. */
 static bool type_is_fine(struct api_req *r)
 {
@@ -67,6 +72,12 @@ static bool type_is_fine(struct api_req *r)
 		api_problem(r, PROBLEM_UNSUPPORTED_MEDIA_TYPE,
 				"Content-Type or Content-Encoding stands there more than once; send `Content-Type: "
 				"application/json` once.");
+	} else if (r->route->content == CONTENT_BYTES) {
+		if (type && is_bytes_type(type) && !coding)
+			return true;
+		api_problem(r, PROBLEM_UNSUPPORTED_MEDIA_TYPE,
+				"The body is %s%.100s; send the bytes as they are, with `Content-Type: application/octet-stream`.",
+				type ? "of type " : "without a Content-Type", type ? type : "");
 	} else if (!type || !is_json_type(type)) {
 		api_problem(r, PROBLEM_UNSUPPORTED_MEDIA_TYPE,
 				"The body is %s%.100s; send JSON in UTF-8 with `Content-Type: application/json`.",
@@ -95,7 +106,8 @@ static bool body_is_fine(struct api_req *r)
 		api_problem(r, PROBLEM_TOO_LARGE, "The body has %zu bytes; this call takes at most %zu.", n, r->route->body_max);
 		return false;
 	}
-	if (n == 0 && (r->route->content == CONTENT_JSON_OR_EMPTY || !http_header(r->http, "Content-Type")))
+	if (n == 0 && r->route->content != CONTENT_BYTES &&
+			(r->route->content == CONTENT_JSON_OR_EMPTY || !http_header(r->http, "Content-Type")))
 		return true; /* a body that must be there is missed by its reader, which can say what belongs into it */
 	return type_is_fine(r);
 }

@@ -193,5 +193,13 @@ void operator_node_drain(struct api_req *r);
 void operator_node_undrain(struct api_req *r);
 void operator_node_revoke(struct api_req *r);
 void operator_node_remove(struct api_req *r);
+void operator_image_begin(struct api_req *r);
+void operator_image_list(struct api_req *r);
+void operator_image_get(struct api_req *r);
+void operator_image_put(struct api_req *r);
+void operator_image_complete(struct api_req *r);
+void operator_image_use(struct api_req *r);
+void operator_image_rollback(struct api_req *r);
+void operator_image_remove(struct api_req *r);
 
 #endif

@@ -170,6 +170,9 @@ static void put_node(struct jw *w, const struct store_node *n)
 	json_time(w, "probation_until", n->probation_until_ms);
 	jw_kstr(w, "isolation", n->isolation);
 	jw_kstr(w, "labels", *n->labels ? n->labels : NULL);
+	jw_kstr(w, "image", *n->image ? n->image : NULL);
+	jw_kstr(w, "image_state", *n->image_state ? n->image_state : NULL);
+	jw_kstr(w, "image_note", *n->image_note ? n->image_note : NULL);
 	put_room(w, "total", n->total_memory_mib, n->total_vcpus, n->total_slots);
 	put_room(w, "free", n->free_memory_mib, n->free_vcpus, n->free_slots);
 	jw_kint(w, "runs", n->runs);

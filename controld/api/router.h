@@ -24,6 +24,7 @@ enum api_content {
 	CONTENT_NONE = 1, /* takes no body: one that is not empty is refused */
 	CONTENT_JSON,     /* application/json, must be there */
 	CONTENT_JSON_OR_EMPTY,
+	CONTENT_BYTES, /* application/octet-stream */
 };
 
 struct api_req;

@@ -2,6 +2,7 @@
 #include "api_internal.h"
 
 #define SMALL_BODY (64 * 1024)
+#define IMAGE_BODY_MAX (4 * 1024 * 1024) /* a piece of an image: sixteen chunks */
 #define NO_BODY 1 /* CONTENT_NONE refuses any byte; the column must still be set */
 
 /* clang-format off */
@@ -50,6 +51,14 @@ const struct route api_routes[] = {
 	ROUTE(HTTP_POST,   "/v1/operator/nodes/{id}/undrain",          LISTENER_OPERATOR, NEED_OPERATOR, SMALL_BODY,   CONTENT_JSON_OR_EMPTY, "",                                     operator_node_undrain),
 	ROUTE(HTTP_POST,   "/v1/operator/nodes/{id}/revoke",           LISTENER_OPERATOR, NEED_OPERATOR, SMALL_BODY,   CONTENT_JSON_OR_EMPTY, "",                                     operator_node_revoke),
 	ROUTE(HTTP_DELETE, "/v1/operator/nodes/{id}",                  LISTENER_OPERATOR, NEED_OPERATOR, NO_BODY,      CONTENT_NONE,          "",                                     operator_node_remove),
+	ROUTE(HTTP_POST,  "/v1/operator/images",                       LISTENER_OPERATOR, NEED_OPERATOR, SMALL_BODY,    CONTENT_JSON,          "",                                      operator_image_begin),
+	ROUTE(HTTP_GET,   "/v1/operator/images",                       LISTENER_OPERATOR, NEED_OPERATOR, NO_BODY,       CONTENT_NONE,          "",                                      operator_image_list),
+	ROUTE(HTTP_POST,  "/v1/operator/images/rollback",              LISTENER_OPERATOR, NEED_OPERATOR, SMALL_BODY,    CONTENT_JSON_OR_EMPTY, "",                                      operator_image_rollback),
+	ROUTE(HTTP_GET,   "/v1/operator/images/{hash}",                LISTENER_OPERATOR, NEED_OPERATOR, NO_BODY,       CONTENT_NONE,          "",                                      operator_image_get),
+	ROUTE(HTTP_DELETE,"/v1/operator/images/{hash}",                LISTENER_OPERATOR, NEED_OPERATOR, NO_BODY,       CONTENT_NONE,          "",                                      operator_image_remove),
+	ROUTE(HTTP_PUT,   "/v1/operator/images/{hash}/{file}",         LISTENER_OPERATOR, NEED_OPERATOR, IMAGE_BODY_MAX,CONTENT_BYTES,         "offset",                                operator_image_put),
+	ROUTE(HTTP_POST,  "/v1/operator/images/{hash}/complete",       LISTENER_OPERATOR, NEED_OPERATOR, SMALL_BODY,    CONTENT_JSON_OR_EMPTY, "",                                      operator_image_complete),
+	ROUTE(HTTP_POST,  "/v1/operator/images/{hash}/use",            LISTENER_OPERATOR, NEED_OPERATOR, SMALL_BODY,    CONTENT_JSON_OR_EMPTY, "",                                      operator_image_use),
 };
 /* clang-format on */
 const size_t api_route_count = sizeof(api_routes) / sizeof(api_routes[0]);

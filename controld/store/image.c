@@ -193,8 +193,9 @@ struct reading {
 	struct store_image image;
 	int file;
 	uint64_t at;
-	bool good, wrong; /* of this file; any */
+	bool wrong; /* some file is: the first one, and whether all of it was there */
 	int wrong_file;
+	bool whole;
 	crypto_hash_sha256_state sha;
 	store_done_cb cb;
 	void *arg;
@@ -234,28 +235,30 @@ static void on_ready(void *arg, const struct store_done *d, const struct err *e)
 	reading_end(arg, d, e);
 }
 
-static void on_checked(void *arg, const struct store_done *d, const struct err *e)
+static void next_file(struct reading *r)
 {
-	struct reading *r = arg;
-
-	(void)d;
-	if (e) {
-		reading_failed(r, e);
-		return;
-	}
 	r->file++;
 	r->at = 0;
 	crypto_hash_sha256_init(&r->sha);
 	reading_step(r);
 }
 
-/* The whole file was read (or a piece of it was not there). */
+static void on_checked(void *arg, const struct store_done *d, const struct err *e)
+{
+	(void)d;
+	if (e)
+		reading_failed(arg, e);
+	else
+		next_file(arg);
+}
+
+/* All of a file was read; or a piece of it was not there, and nothing is said of the rest. */
 static void file_end(struct reading *r, bool whole)
 {
 	uint8_t hash[SHA256_LEN];
 	struct params p = { .n = 0 };
 	struct err e;
-	struct call *c = call_new(r->s, r, &e);
+	struct call *c;
 	bool good;
 
 	crypto_hash_sha256_final(&r->sha, hash);
@@ -263,15 +266,20 @@ static void file_end(struct reading *r, bool whole)
 	if (!good && !r->wrong) {
 		r->wrong = true;
 		r->wrong_file = r->file;
-		r->good = whole;
+		r->whole = whole;
 	}
+	if (!whole) {
+		next_file(r);
+		return;
+	}
+	c = call_new(r->s, r, &e);
 	if (!c) {
 		reading_failed(r, &e);
 		return;
 	}
 	c->cb.done = on_checked;
 	params_bytes(&p, r->image.files[r->file].sha256, SHA256_LEN);
-	params_bool(&p, good || !whole); /* what is not whole yet is not complete either: nothing is thrown away */
+	params_bool(&p, good);
 	if (call_exec(c, r->s->money, &stmt_checked, &p, call_done_rows, &e) != 0)
 		reading_failed(r, &e);
 }
@@ -308,7 +316,7 @@ static void all_read(struct reading *r)
 
 	if (r->wrong) {
 		if (!text_fmt(text, sizeof(text), "%s %s; send it again, then complete", store_image_files[r->wrong_file],
-				    r->good ? "is not what its SHA-256 says" : "has not come as a whole"))
+				    r->whole ? "is not what its SHA-256 says" : "has not come as a whole"))
 			text[0] = '\0';
 		d.detail = text;
 		reading_end(r, &d, NULL);

@@ -28,6 +28,11 @@ CASES = {
     "admin node undrain": [(["{node}"], b"")],
     "admin node revoke": [(["{node}"], b"")],
     "admin node remove": [(["{node}"], b"")],
+    "admin image add": [(["{images}/0"], b""), (["{images}/1", "--note", "with jq"], b""), (["{images}/2"], b"")],
+    "admin image list": [([], b"")],
+    "admin image use": [(["{image0}"], b""), (["{image1}"], b"")],
+    "admin image rollback": [([], b""), (["--label", "pool=blue"], b"")],
+    "admin image remove": [(["{image2}"], b"")],
     "admin provider set": [(["example", "--base-url", "https://models.example/v1", "--api-key-file", "-"], b"model-key-canary\n")],
     "admin provider list": [([], b"")],
     "admin model set": [(["example/one", "--max-output-tokens", "1024"], b"")],
@@ -39,7 +44,7 @@ CASES = {
 OFFLINE = {"help", "version", "logout"}  # nobody is asked
 ID = "0" * 32
 NOBODY = {"run": f"run_{ID}", "ended": f"run_{ID}", "failed": f"run_{ID}", "org": f"org_{ID}", "key": "eph_" + "A" * 43, "spare": f"key_{ID}",
-          "node": f"node_{ID}"}
+          "node": f"node_{ID}", "images": "IMAGES", "image0": ID * 2, "image1": ID * 2, "image2": ID * 2}
 
 
 def words(verb, case, names):

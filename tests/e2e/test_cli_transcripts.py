@@ -10,6 +10,7 @@ from cli_cases import CASES, NOBODY, OFFLINE, words
 from cli_rig import FOLDER, Command, Transcripts
 
 import control as control_rig
+import images
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def transcripts():
 
 
 @pytest.fixture(scope="module")
-def world(control, paper):
+def world(control, paper, tmp_path_factory):
     """What the cases speak of: an organization with runs in several states, keys, a host."""
     client = control.new_client(name="transcripts")
     ended = client.create(prompt="Count to two.", max_cost_micros=40000)["id"]
@@ -40,6 +41,8 @@ def world(control, paper):
     waiting = client.create(prompt="Wait for me.", max_cost_micros=40000)["id"]
     spare = control.operator("POST", f"/orgs/{client.org}/keys", json={"role": "viewer", "name": "spare"})["id"]
     names = {"run": waiting, "ended": ended, "failed": failed, "org": client.org, "key": client.key, "spare": spare, "node": paper.id}
+    folder = tmp_path_factory.mktemp("images")
+    names |= {"images": str(folder), **{f"image{i}": images.make(folder / str(i), f"transcript {i}") for i in range(3)}}
     env = {"EPHEMERAL_URL": control.url, "EPHEMERAL_API_KEY": client.key, "EPHEMERAL_OPERATOR_URL": control.operator_url,
            "EPHEMERAL_OPERATOR_KEY": control.operator_key}
     return names, env
@@ -57,7 +60,7 @@ def test_transcript_of_each_verb(command, world, transcripts):
     names, env = world
     for verb, usage in command.verbs().items():
         def add(shown, *arguments, input=b"", env=None):
-            transcripts.add(verb, f"ephemeral {shown}", command.run(*arguments, input=input, env=env), (command.home, "HOME"))
+            transcripts.add(verb, f"ephemeral {shown}", command.run(*arguments, input=input, env=env), (names["images"], "IMAGES"), (command.home, "HOME"))
         add(f"{verb} --help", *verb.split(), "--help")
         add(f"{verb} --jsno", *verb.split(), "--jsno")
         needed = len([word for word in usage.split() if not word.startswith("[")])
