@@ -153,6 +153,43 @@ const struct config_key noded_keys[] = {
 			.min = 0,
 			.max = 600000,
 			.help = "ms from the VMM's exec to the guest's hello; 0: 10000 with KVM, 30000 emulated" },
+	{ .name = "warm_min",
+			.type = CONFIG_INT,
+			.offset = AT(warm_min),
+			.fallback = "0",
+			.min = 0,
+			.max = 1024,
+			.help = "VMs that are kept booted for runs to come, whatever the demand; they give way to runs that need "
+				"the "
+				"room" },
+	{ .name = "warm_max",
+			.type = CONFIG_INT,
+			.offset = AT(warm_max),
+			.fallback = "0",
+			.min = 0,
+			.max = 1024,
+			.help = "most VMs that are kept booted when runs come often; 0: as warm_min" },
+	{ .name = "warm_ttl_seconds",
+			.type = CONFIG_INT,
+			.offset = AT(warm_ttl_seconds),
+			.fallback = "3600",
+			.min = 10,
+			.max = 604800,
+			.help = "seconds after which a booted VM that no run came for is replaced" },
+	{ .name = "warm_memory_mib",
+			.type = CONFIG_INT,
+			.offset = AT(warm_memory_mib),
+			.fallback = "512",
+			.min = 128,
+			.max = 16777216,
+			.help = "MiB of the guests that warm_min keeps: what the usual run asks for" },
+	{ .name = "warm_vcpus",
+			.type = CONFIG_INT,
+			.offset = AT(warm_vcpus),
+			.fallback = "1",
+			.min = 1,
+			.max = 64,
+			.help = "vcpus of the guests that warm_min keeps" },
 	{ .name = "spool_keep_seconds",
 			.type = CONFIG_INT,
 			.offset = AT(spool_keep_seconds),
@@ -266,6 +303,12 @@ static int check(const struct noded_config *c, struct err *e)
 				"vmm = cloud-hypervisor and insecure_no_jail = true cannot both hold: it finds its sockets in a "
 				"tree of "
 				"its own; remove one of them, or set vmm = qemu");
+	if (c->warm_max != 0 && c->warm_max < c->warm_min)
+		return err_set(e, ERR_INVALID, "warm_max = %lld is below warm_min = %lld; raise it, or set it to 0",
+				(long long)c->warm_max, (long long)c->warm_min);
+	if (c->warm_min > c->max_vms)
+		return err_set(e, ERR_INVALID, "warm_min = %lld is above max_vms = %lld", (long long)c->warm_min,
+				(long long)c->max_vms);
 	if (c->isolation == ISOLATION_KVM && c->kvm == KVM_OFF)
 		return err_set(e, ERR_INVALID, "isolation = kvm and kvm = off cannot both hold; remove one of them");
 	return 0;

@@ -25,6 +25,7 @@ struct noded_config {
 	char *cgroup_parent;
 	int64_t uid_base, max_vms, memory_mib, vcpus;
 	int64_t max_concurrent_boots, boot_timeout_ms, spool_keep_seconds;
+	int64_t warm_min, warm_max, warm_ttl_seconds, warm_memory_mib, warm_vcpus;
 	bool insecure_no_jail;
 	int64_t seccomp; /* enum config_seccomp */
 	int64_t log_level; /* enum log_level */

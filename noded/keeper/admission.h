@@ -1,4 +1,4 @@
-/* What may still start on this host: memory, virtual CPUs and slots, reserved before anything is started. Pure arithmetic. */
+/* What may still start on this host: memory, virtual CPUs, slots and pids, reserved before anything is started. Pure arithmetic. */
 #ifndef NODED_KEEPER_ADMISSION_H
 #define NODED_KEEPER_ADMISSION_H
 
@@ -8,10 +8,16 @@
 
 #define ADMISSION_USUAL_MIB 512 /* guest memory that a usual run asks for; see admission_offer */
 
+/* What there was too little of. */
+enum admission_lack { ADMISSION_LACKS_MEMORY, ADMISSION_LACKS_VCPUS, ADMISSION_LACKS_SLOTS, ADMISSION_LACKS_PIDS };
+
 struct admission {
-	uint32_t total_memory_mib, total_vcpus, total_slots;
-	uint32_t used_memory_mib, used_vcpus, used_slots;
-	uint32_t overhead_mib; /* of each VM beside its guest's memory */
+	uint32_t total_memory_mib, total_vcpus, total_slots, total_pids;
+	uint32_t used_memory_mib, used_vcpus, used_slots, used_pids;
+	uint32_t overhead_mib;    /* of each VM beside its guest's memory */
+	uint32_t pids_each;       /* processes and threads that a VM may have, but for those below */
+	uint32_t pids_per_vcpu;   /* ... and for each of its vcpus */
+	enum admission_lack lack; /* why admission_take said no the last time */
 };
 
 /* Reserves; -1 says what there is too little of (ERR_CONFLICT), or that this host could never do it (ERR_LIMIT). */

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #define BROKER_QUEUE_MAX (12 * 1024 * 1024)
+static const char *const start_modes[] = { [JOURNAL_COLD] = "cold", [JOURNAL_CLONE] = "clone", [JOURNAL_FROM_WARM] = "warm" };
 #define LEASE_UNKNOWN_NS INT64_C(55000000000) /* an assignment came without a lease: as long as a usual one lasts */
 
 void frame_clear(struct frame *f)
@@ -116,6 +117,7 @@ static int take_destroy(struct vm *vm, const uint8_t *body, size_t n, struct err
 	if (vm->destroy_boot_ns == 0)
 		vm->destroy_boot_ns = clock_boot_ns();
 	vm->want.destroy = true;
+	pool_lost(vm);
 	vm_boot_over(vm);
 	return 0;
 }
@@ -143,13 +145,26 @@ static void take_end(struct vm *vm)
 	vm->seen.reported = true;
 }
 
+/* It may cross with a run that took the VM while it booted: then it is the run's boot that is over. */
+static int take_ready(struct vm *vm, size_t n, struct err *e)
+{
+	if (n != 0 || !vm->prepared || vm->warm_ready)
+		return err_set(e, ERR_PROTOCOL, "ready, but not asked to be, or twice");
+	vm_boot_over(vm);
+	pool_ready(vm);
+	return 0;
+}
+
 static int take_frame(struct vm *vm, uint8_t type, const uint8_t *body, size_t n, struct err *e)
 {
+	if (vm->journal.kind != JOURNAL_RUN && (type == RF_KEEPER_TO_LINK || type == RF_KEEPER_SIGN_DIGEST))
+		return err_set(e, ERR_PROTOCOL, "frame of type %u without a run", type);
 	switch (type) {
 	case RF_KEEPER_DESTROY: return take_destroy(vm, body, n, e);
 	case RF_KEEPER_TO_LINK: return to_link(vm, body, n, e);
 	case RF_KEEPER_SIGN_DIGEST: return take_sign(vm, body, n, e);
 	case RF_KEEPER_END: take_end(vm); return 0;
+	case RF_KEEPER_READY: return take_ready(vm, n, e);
 	case RF_KEEPER_STATS: return stats_broker_add(body, n, &vm->keeper->stats.broker, e);
 	case RF_KEEPER_METER: return n == 16 ? 0 : err_set(e, ERR_PROTOCOL, "meter of %zu bytes", n); /* the spool has it too */
 	default: return err_set(e, ERR_PROTOCOL, "frame of type %u", type);
@@ -269,7 +284,7 @@ int broker_side_assign(struct vm *vm, struct err *e)
 	memcpy(a.image_hash, h->image_hash, sizeof(a.image_hash));
 	if (!text_fmt(a.image, sizeof(a.image), "%.12s", h->image_name) || !text_copy(a.vmm, sizeof(a.vmm), h->vmm.version) ||
 			!text_copy(a.isolation, sizeof(a.isolation), h->isolation) || !text_copy(a.jail, sizeof(a.jail), h->jail) ||
-			!text_copy(a.start_mode, sizeof(a.start_mode), "cold"))
+			!text_copy(a.start_mode, sizeof(a.start_mode), start_modes[vm->journal.start_mode]))
 		return err_set(e, ERR_INTERNAL, "description of this host is too long");
 	role_broker_assign_encode(&a, &b);
 	sent = !b.failed && framed_send_fds(vm->broker, RF_BROKER_ASSIGN, b.data, b.len, &vm->spool_fd, 1);
@@ -286,6 +301,20 @@ int broker_side_assign(struct vm *vm, struct err *e)
 	vm->secrets_len = vm->assignment_len = 0;
 	pass_early(vm);
 	return 0;
+}
+
+int broker_side_prepare(struct vm *vm, struct err *e)
+{
+	struct buf b = BUF_INIT(16);
+	bool sent;
+
+	if (!vm->broker)
+		return err_set(e, ERR_CONFLICT, "the broker is gone");
+	wire_put_i64(&b, vm->keeper->host.boot_timeout_ms);
+	sent = !b.failed && framed_send(vm->broker, RF_BROKER_PREPARE, b.data, b.len);
+	buf_free(&b);
+	vm->prepared = sent;
+	return sent ? 0 : err_set(e, ERR_UNAVAILABLE, "the broker does not take frames");
 }
 
 void broker_side_exited(struct vm *vm)
@@ -315,7 +344,7 @@ void broker_side_lease(struct vm *vm, int64_t deadline_boot_ns)
 
 	wire_put_i64(&b, deadline_boot_ns);
 	/* Before its assignment it would not know what to do with it, and gets the newest with it. */
-	if (!b.failed && !vm->assignment)
+	if (!b.failed && !vm->assignment && vm->journal.kind == JOURNAL_RUN)
 		send_frame(vm, RF_BROKER_LEASE, b.data, b.len);
 	buf_free(&b);
 }

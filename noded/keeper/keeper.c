@@ -11,6 +11,7 @@
 #include "common/text.h"
 #include "common/wire.h"
 #include "keeper/files.h"
+#include "keeper/room.h"
 
 #include <errno.h>
 #include <event2/event.h>
@@ -47,6 +48,7 @@ static void on_turn(evutil_socket_t fd, short what, void *arg)
 	(void)fd;
 	(void)what;
 	k->dirty = false;
+	pool_turn(k);
 	vm_run_waiting(k);
 	link_side_capacity(k);
 }
@@ -105,7 +107,7 @@ static void watch(struct keeper *k, struct vm *vm)
 	const struct vm_watch w = {
 		.boot_began_ns = vm->booting ? vm->boot_began_ns : 0,
 		.boot_limit_ns = k->host.boot_timeout_ms * INT64_C(1000000),
-		.lease_ns = k->lease_deadline_boot_ns,
+		.lease_ns = vm->journal.kind == JOURNAL_RUN ? k->lease_deadline_boot_ns : 0, /* others serve nobody */
 		.vmm_alive = vm->proc[SLOT_VMM].state == PROC_ALIVE,
 	};
 
@@ -133,6 +135,7 @@ static void on_sweep(evutil_socket_t fd, short what, void *arg)
 		next = vm->next;
 		watch(k, vm);
 	}
+	keeper_changed(k); /* the pool's target moves with time */
 	if (++k->sweeps % SWEEP_EVERY != 0)
 		return;
 	recover_sweep_spools(k);
@@ -247,8 +250,12 @@ static int reserve(struct keeper *k, struct err *e)
 		.total_memory_mib = c->memory_mib > 0 ? (uint32_t)c->memory_mib : h->memory_mib,
 		.total_vcpus = c->vcpus > 0 ? (uint32_t)c->vcpus : h->cpus * VCPUS_PER_CPU,
 		.total_slots = (uint32_t)c->max_vms,
+		.total_pids = room_pids(),
+		.pids_each = VM_ROLE_PIDS + h->driver->pids(0),
+		.pids_per_vcpu = h->driver->pids(1) - h->driver->pids(0),
 		.overhead_mib = h->driver->overhead_mib(&h->vmm) + 32, /* broker and channel use about 16 MiB each */
 	};
+	pool_open(k);
 	k->max_booting = c->max_concurrent_boots > 0 ? (uint32_t)c->max_concurrent_boots : h->cpus;
 	return slots_new((uint32_t)c->uid_base, (uint32_t)c->max_vms, &k->slots, e);
 }

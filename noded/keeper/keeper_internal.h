@@ -7,6 +7,7 @@
 #include "keeper/host.h"
 #include "keeper/identity.h"
 #include "keeper/journal.h"
+#include "keeper/pool.h"
 #include "keeper/slots.h"
 #include "keeper/stats.h"
 #include "keeper/vm_step.h"
@@ -20,8 +21,10 @@
 struct event;
 struct event_base;
 
-#define VM_CTL_NAME "ctl"  /* socket in a VM's directory: the way to its broker for a later keeper */
-#define VM_EARLY_FRAMES 16 /* from link, before the broker was there to take them */
+#define VM_ROLE_PIDS (64 + 16) /* limits of broker and channel */
+#define VM_NO_SLOT UINT32_MAX  /* a run that waits for a warm VM to give its slot up */
+#define VM_CTL_NAME "ctl"      /* socket in a VM's directory: the way to its broker for a later keeper */
+#define VM_EARLY_FRAMES 16     /* from link, before the broker was there to take them */
 
 /* The last frame of a kind that the broker sent towards link and that has not been answered: said again to a new link. */
 enum replay { REPLAY_START, REPLAY_BLOB, REPLAY_EVENTS, REPLAY_END, REPLAY_COUNT };
@@ -70,6 +73,10 @@ struct vm {
 	char broker_text[128]; /* how the broker ended, when it did by itself */
 	bool channel_waited;   /* its time to end by itself is running or over */
 	bool booting;          /* holds one of the boot places */
+	bool unreserved;       /* a warm VM whose reservation was given to a run; it is on its way out */
+	bool prepared;         /* the broker was told to boot without a run */
+	bool warm_ready;       /* ... and its guest has said hello */
+	int64_t warm_since_ms; /* boot clock; 0 = not ready */
 	bool recovered;        /* from the journal of an earlier noded */
 	bool silent;           /* fenced: report nothing */
 	bool refused;          /* the report is a refusal */
@@ -98,6 +105,7 @@ struct keeper {
 	char *token_text;
 	struct slots *slots;
 	struct admission admission;
+	struct pool pool;
 	int metrics_fd; /* bound; 0 = none */
 	char metrics_address[300];
 	struct event *metrics_timer;
@@ -140,16 +148,38 @@ void link_side_refused(struct keeper *k, const char *run_id, const uint8_t token
 /* broker_side.c */
 int broker_side_open(struct vm *vm, int fd, struct err *e) EPH_MUST_CHECK;
 int broker_side_assign(struct vm *vm, struct err *e) EPH_MUST_CHECK;
+int broker_side_prepare(struct vm *vm, struct err *e) EPH_MUST_CHECK;
 void broker_side_from_link(struct vm *vm, uint8_t type, const uint8_t *body, size_t n);
 void broker_side_exited(struct vm *vm);
 void broker_side_gone(struct vm *vm);
 void broker_side_lease(struct vm *vm, int64_t deadline_boot_ns);
 void frame_clear(struct frame *f);
 
-/* vm.c */
-struct vm *vm_find(struct keeper *k, const uint8_t token[TOKEN_LEN]);
+/* vm_admit.c */
 void vm_assign(struct keeper *k, const uint8_t *assignment, size_t n, const uint8_t *sealed, size_t sealed_len,
 		int64_t received_boot_ns);
+bool vm_fill_journal(struct keeper *k, enum journal_kind kind, uint32_t memory_mib, uint32_t vcpus, struct journal *j);
+int vm_open_spool(struct vm *vm, struct err *e) EPH_MUST_CHECK; /* makes the file, or the memory, with no space yet */
+/* Reserves for a VM and writes its journal entry; NULL: e says why not. */
+struct vm *vm_admit(struct keeper *k, struct journal *j, struct err *e);
+
+/* pool_side.c */
+void pool_open(struct keeper *k);
+/* The warm VM that serves a run of this size soonest; NULL = none. It is the caller's to make a run of. */
+struct vm *pool_take(struct keeper *k, uint32_t memory_mib, uint32_t vcpus);
+/* Ends warm VMs until this fits; false, and none is ended, when all of them would not be enough. */
+bool pool_make_room(struct keeper *k, uint32_t memory_mib, uint32_t vcpus);
+void pool_came(struct keeper *k, uint32_t memory_mib, uint32_t vcpus); /* a run did, served or not */
+void pool_turn(struct keeper *k);                                      /* makes and ends warm VMs as the target says */
+void pool_ready(struct vm *vm);
+void pool_lost(struct vm *vm);                                  /* it ended without having been asked to */
+void pool_offer(const struct keeper *k, struct admission *out); /* what is free when no warm VM is counted */
+uint32_t pool_slots(const struct keeper *k);                    /* that warm VMs hold */
+void pool_image_changed(struct keeper *k);                      /* also of the VMM: none of the old ones is used any more */
+
+/* vm.c */
+extern const char *const vm_role_names[SLOT_ROLES];
+struct vm *vm_find(struct keeper *k, const uint8_t token[TOKEN_LEN]);
 void vm_run_waiting(struct keeper *k);               /* starts those whose turn it is */
 void vm_boot_over(struct vm *vm);                    /* gives the boot place back */
 void vm_step_all(struct vm *vm);                     /* carries out steps until there is nothing to do; vm may be freed */

@@ -39,11 +39,14 @@ void link_side_send(struct keeper *k, uint8_t type, const void *body, size_t n)
 void link_side_capacity(struct keeper *k)
 {
 	struct buf b = BUF_INIT(64);
+	uint32_t slots = slots_free_count(k->slots) + pool_slots(k); /* others use the ids of some */
 	struct admission_offer o;
+	struct admission a;
 
-	admission_offer(&k->admission, &o);
-	if (o.free_slots > slots_free_count(k->slots))
-		o.free_slots = slots_free_count(k->slots); /* others use the ids of some */
+	pool_offer(k, &a);
+	admission_offer(&a, &o);
+	if (o.free_slots > slots)
+		o.free_slots = slots;
 	if (k->stopping)
 		o.free_memory_mib = o.free_vcpus = o.free_slots = 0;
 	wire_put_u32(&b, o.free_memory_mib);
@@ -86,7 +89,7 @@ void link_side_vm(struct keeper *k, struct vm *vm)
 	char path[64];
 	int fd = -1;
 
-	if (!k->link.frames)
+	if (!k->link.frames || vm->journal.kind != JOURNAL_RUN)
 		return;
 	memcpy(m.run_id, vm->journal.run_id, sizeof(m.run_id));
 	memcpy(m.token, vm->journal.token, TOKEN_LEN);
@@ -256,6 +259,7 @@ static int take_drain(struct keeper *k, const uint8_t *body, size_t n, struct er
 	if (drain != k->draining)
 		log_info("draining=%d", drain);
 	k->draining = drain;
+	keeper_changed(k); /* warm VMs end, or are made again */
 	return 0;
 }
 

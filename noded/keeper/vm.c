@@ -1,5 +1,5 @@
 /*
- * One VM's life in keeper: admission, the boot queue, the steps to its end. The order of everything is decided by vm_next
+ * One VM's life in keeper: the boot queue, the steps to its end. The order of everything is decided by vm_next
  * (vm_step.h); here it is carried out. Keeper's loop; blocks only for the journal.
  */
 #include "keeper/keeper_internal.h"
@@ -8,27 +8,23 @@
 #include "common/log.h"
 #include "common/text.h"
 #include "jail/cgroup.h"
-#include "spool.h"
 
 #include <errno.h>
 #include <event2/event.h>
-#include <fcntl.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #define RETRY_FIRST_MS 2
 #define RETRY_MAX_MS 1000
 #define CHANNEL_GRACE_MS 300
-#define GUEST_MIB_MIN 128
 
-static const char *const role_names[SLOT_ROLES] = { "broker", "channel", "vmm" };
+const char *const vm_role_names[SLOT_ROLES] = { "broker", "channel", "vmm" };
 
 struct vm *vm_find(struct keeper *k, const uint8_t token[TOKEN_LEN])
 {
 	for (struct vm *vm = k->vms; vm; vm = vm->next)
-		if (memcmp(vm->journal.token, token, TOKEN_LEN) == 0)
+		if (vm->journal.kind == JOURNAL_RUN && memcmp(vm->journal.token, token, TOKEN_LEN) == 0)
 			return vm;
 	return NULL;
 }
@@ -91,186 +87,39 @@ void vm_free(struct vm *vm)
 	free(vm);
 }
 
-/* --- admission ---------------------------------------------------------------------------------------------------------------- */
-
-static int make_spool(struct vm *vm, const struct assignment *a, int64_t received_boot_ns, struct err *e)
-{
-	struct spool_head head = {
-		.attempt = a->attempt,
-		.queued_at_ms = a->queued_at_ms,
-		.age_ms = a->age_ms,
-		.received_boot_ns = received_boot_ns,
-		.first_seq = a->next_seq,
-		.cap_micros = a->cap_micros,
-		.run_fee = a->price.run_fee,
-		.compute_price = a->price.compute,
-	};
-
-	memcpy(head.run_id, a->run_id, sizeof(head.run_id));
-	memcpy(head.token, a->token, TOKEN_LEN);
-	memcpy(head.prev_hash, a->prev_hash, sizeof(head.prev_hash));
-	memcpy(head.request_hash, a->request_hash, sizeof(head.request_hash));
-	if (vm->journal.spool_is_memfd) {
-		vm->spool_fd = memfd_create("spool", MFD_CLOEXEC);
-	} else {
-		if (!text_fmt(vm->spool_path, sizeof(vm->spool_path), "%s/%s", vm->keeper->spool_dir, vm->journal.vm))
-			return err_set(e, ERR_LIMIT, "state_dir is too long");
-		vm->spool_fd = open(vm->spool_path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
-	}
-	if (vm->spool_fd < 0)
-		return err_set_errno(e, "create the spool");
-	return spool_format(vm->spool_fd, &head, e);
-}
-
-static bool fill_journal(struct keeper *k, const struct assignment *a, struct journal *j)
-{
-	*j = (struct journal){
-		.kind = JOURNAL_RUN,
-		.start_mode = JOURNAL_COLD,
-		.attempt = a->attempt,
-		.state = JOURNAL_ADMITTED,
-		.memory_mib = a->memory_mib,
-		.vcpus = a->vcpus,
-		.admitted_real_ms = clock_real_ms(),
-		.first_seq = a->next_seq,
-		.spool_is_memfd = a->zero_data_retention,
-	};
-	id_make("vm", j->vm);
-	random_bytes(j->ctl_nonce, sizeof(j->ctl_nonce));
-	memcpy(j->run_id, a->run_id, sizeof(j->run_id));
-	memcpy(j->token, a->token, TOKEN_LEN);
-	memcpy(j->image_hash, k->host.image_hash, SHA256_LEN);
-	for (int i = 0; i < SLOT_ROLES; i++)
-		if (!text_fmt(j->cgroup[i], sizeof(j->cgroup[i]), "%s.%s.%s", j->vm, role_names[i], k->tag))
-			return false;
-	return text_copy(j->boot_id, sizeof(j->boot_id), k->host.boot_id) && text_copy(j->vmm, sizeof(j->vmm), k->host.vmm.version);
-}
-
-/* Secrets opened, bytes copied: all that a start needs later. */
-static int keep_inputs(struct vm *vm, const uint8_t *assignment, size_t n, const uint8_t *sealed, size_t sealed_len, struct err *e)
-{
-	struct buf plain = BUF_INIT(4096);
-
-	if (sealed_len > 0 && identity_unseal(vm->keeper->identity, sealed, sealed_len, &plain, e)) {
-		buf_free(&plain);
-		return -1;
-	}
-	if (sealed_len == 0) {
-		struct run_secrets none = { .model_key = "" };
-
-		run_secrets_encode(&none, &plain);
-	}
-	vm->secrets = (uint8_t *)buf_steal(&plain, &vm->secrets_len);
-	vm->assignment = malloc(n + 1);
-	if (!vm->secrets || !vm->assignment)
-		return err_set(e, ERR_NOMEM, "no memory");
-	memcpy(vm->assignment, assignment, n);
-	vm->assignment_len = n;
-	return 0;
-}
-
-static int check_sizes(const struct assignment *a, struct err *e)
-{
-	if (a->memory_mib < GUEST_MIB_MIN)
-		return err_set(e, ERR_INVALID, "a guest of %u MiB is too small: %d MiB are the least", a->memory_mib,
-				GUEST_MIB_MIN);
-	if (a->vcpus < 1)
-		return err_set(e, ERR_INVALID, "a guest needs a vcpu");
-	return 0;
-}
-
-/* Reserves slot and memory and writes the journal. NULL: refused, e says why. */
-static struct vm *admit(struct keeper *k, const struct assignment *a, struct err *e)
-{
-	struct journal j;
-	struct vm *vm;
-	int slot;
-
-	if (admission_take(&k->admission, a->memory_mib, a->vcpus, e))
-		return NULL;
-	slot = slots_take(k->slots);
-	if (slot < 0)
-		err_set(e, ERR_CONFLICT, "no free slot");
-	else if (!fill_journal(k, a, &j))
-		err_set(e, ERR_INTERNAL, "journal entry is too long");
-	else {
-		j.slot = (uint32_t)slot;
-		vm = vm_new(k, &j);
-		if (vm && journal_store(k->journal_dir, &j, e) == 0)
-			return vm;
-		if (vm)
-			vm_free(vm);
-		else
-			err_set(e, ERR_NOMEM, "no memory");
-	}
-	if (slot >= 0)
-		slots_give(k->slots, (uint32_t)slot);
-	admission_give_vm(&k->admission, a->memory_mib, a->vcpus);
-	admission_give_slot(&k->admission);
-	return NULL;
-}
-
-static void assign(struct keeper *k, const struct assignment *a, const uint8_t *bytes, size_t n, const uint8_t *sealed,
-		size_t sealed_len, int64_t received_boot_ns)
-{
-	struct vm *vm = vm_find(k, a->token);
-	struct err e;
-
-	if (vm) {
-		link_side_vm(k, vm); /* given twice: it is here already */
-		return;
-	}
-	if (k->draining || k->stopping) {
-		link_side_refused(k, a->run_id, a->token, false, ERRCODE_NO_CAPACITY,
-				k->stopping ? "this host is stopping" : "this host is draining");
-		return;
-	}
-	if (check_sizes(a, &e)) {
-		link_side_refused(k, a->run_id, a->token, true, ERRCODE_VM_START_FAILED, e.text);
-		return;
-	}
-	vm = admit(k, a, &e);
-	if (!vm) {
-		bool room = e.code == ERR_CONFLICT || e.code == ERR_LIMIT;
-
-		link_side_refused(k, a->run_id, a->token, !room, room ? ERRCODE_NO_CAPACITY : ERRCODE_VM_START_FAILED, e.text);
-		return;
-	}
-	vm->received_boot_ns = received_boot_ns;
-	vm->seen.waiting = true;
-	log_info("run=%s vm=%s admitted slot=%u memory_mib=%u vcpus=%u attempt=%u", a->run_id, vm->journal.vm, vm->journal.slot,
-			a->memory_mib, a->vcpus, a->attempt);
-	if (make_spool(vm, a, received_boot_ns, &e) || keep_inputs(vm, bytes, n, sealed, sealed_len, &e)) {
-		vm_fail_start(vm, e.text);
-		return;
-	}
-	link_side_vm(k, vm);
-	keeper_changed(k);
-	vm_run_waiting(k);
-}
-
-void vm_assign(struct keeper *k, const uint8_t *bytes, size_t n, const uint8_t *sealed, size_t sealed_len, int64_t received_boot_ns)
-{
-	struct assignment a;
-	struct err e;
-
-	if (assignment_decode(bytes, n, &a, &e)) {
-		/* Not even its token can be trusted: controld offers it again when nobody holds it. */
-		log_error("assignment cannot be read error=\"%s\"", e.text);
-		return;
-	}
-	assign(k, &a, bytes, n, sealed, sealed_len, received_boot_ns);
-	assignment_free(&a);
-}
-
 /* --- boot queue --------------------------------------------------------------------------------------------------------------- */
 
+/* Runs come before VMs that nobody waits for, and these leave a boot place free, if there is more than one. */
 static struct vm *first_waiting(const struct keeper *k)
 {
-	for (struct vm *vm = k->vms; vm; vm = vm->next)
-		if (vm->seen.waiting && !vm->want.end)
+	struct vm *spare = NULL;
+
+	for (struct vm *vm = k->vms; vm; vm = vm->next) {
+		if (!vm->seen.waiting || vm->want.end)
+			continue;
+		if (vm->journal.kind == JOURNAL_RUN)
 			return vm;
-	return NULL;
+		if (!spare)
+			spare = vm;
+	}
+	return k->booting == 0 || k->booting + 1 < k->max_booting ? spare : NULL;
+}
+
+/* What a run was given of warm VMs is its own only when they are gone. */
+static bool has_its_place(struct vm *vm)
+{
+	struct keeper *k = vm->keeper;
+	int slot;
+
+	for (const struct vm *other = k->vms; other; other = other->next)
+		if (other->unreserved && other->proc[SLOT_VMM].state != PROC_NONE)
+			return false;
+	if (vm->journal.slot != VM_NO_SLOT)
+		return true;
+	slot = slots_take(k->slots);
+	if (slot >= 0)
+		vm->journal.slot = (uint32_t)slot;
+	return slot >= 0;
 }
 
 void vm_run_waiting(struct keeper *k)
@@ -278,7 +127,7 @@ void vm_run_waiting(struct keeper *k)
 	struct vm *vm;
 	struct err e;
 
-	while (k->booting < k->max_booting && (vm = first_waiting(k)) != NULL) {
+	while (k->booting < k->max_booting && (vm = first_waiting(k)) != NULL && has_its_place(vm)) {
 		vm->seen.waiting = false;
 		vm->booting = true;
 		vm->boot_began_ns = clock_boot_ns();
@@ -299,10 +148,22 @@ void vm_boot_over(struct vm *vm)
 
 /* --- how it ends -------------------------------------------------------------------------------------------------------------- */
 
+/* There is no run, so there is nobody to tell. */
+static void end_unused(struct vm *vm, const char *text)
+{
+	log_info("vm=%s warm or golden, ended reason=\"%s\"", vm->journal.vm, text);
+	pool_lost(vm);
+	vm_kill_silently(vm);
+}
+
 void vm_end(struct vm *vm, enum errcode code, const char *text)
 {
 	if (vm->want.end) {
 		vm_step_all(vm);
+		return;
+	}
+	if (vm->journal.kind != JOURNAL_RUN) {
+		end_unused(vm, text);
 		return;
 	}
 	if (vm->replay[REPLAY_END].body) {
@@ -330,7 +191,8 @@ void vm_fail_start(struct vm *vm, const char *text)
 
 void vm_kill_silently(struct vm *vm)
 {
-	log_warn("run=%s vm=%s fenced: destroyed without a report", vm->journal.run_id, vm->journal.vm);
+	if (vm->journal.kind == JOURNAL_RUN)
+		log_warn("run=%s vm=%s fenced: destroyed without a report", vm->journal.run_id, vm->journal.vm);
 	vm->silent = true;
 	vm->seen.reported = true;
 	vm->want.destroy = vm->want.end = vm->want.forget = true;
@@ -385,7 +247,7 @@ static bool clean_proc(struct vm *vm, enum slot_role role)
 		rc = 1;
 	if (rc < 0)
 		log_error("run=%s vm=%s error=\"%s\"", vm->journal.run_id, vm->journal.vm, e.text);
-	if (rc == 0 && text_fmt(path, sizeof(path), "%s/%s/%s", vm->keeper->vm_dir, vm->journal.vm, role_names[role]) &&
+	if (rc == 0 && text_fmt(path, sizeof(path), "%s/%s/%s", vm->keeper->vm_dir, vm->journal.vm, vm_role_names[role]) &&
 			rmdir(path) != 0 && errno != ENOENT) {
 		log_error("run=%s vm=%s cannot remove path=%s errno=%d", vm->journal.run_id, vm->journal.vm, path, errno);
 		rc = 1;
@@ -408,7 +270,7 @@ static bool clean_vmm(struct vm *vm)
 		return false;
 	vm->gone_ms = (clock_boot_ns() - vm->destroy_boot_ns) / 1000000;
 	stats_took(&vm->keeper->stats.destroy, vm->gone_ms);
-	if (!vm->recovered)
+	if (!vm->recovered && !vm->unreserved)
 		admission_give_vm(&vm->keeper->admission, vm->journal.memory_mib, vm->journal.vcpus);
 	log_info("run=%s vm=%s gone gone_ms=%lld", vm->journal.run_id, vm->journal.vm, (long long)vm->gone_ms);
 	keeper_changed(vm->keeper);
@@ -431,11 +293,11 @@ static bool close_vm(struct vm *vm)
 	if (vm->gone_ms < 0) {
 		/* It never had a VMM. */
 		vm->gone_ms = 0;
-		if (!vm->recovered)
+		if (!vm->recovered && !vm->unreserved)
 			admission_give_vm(&k->admission, vm->journal.memory_mib, vm->journal.vcpus);
 	}
 	slots_give(k->slots, vm->journal.slot);
-	if (!vm->recovered)
+	if (!vm->recovered && !vm->unreserved)
 		admission_give_slot(&k->admission);
 	vm_boot_over(vm);
 	vm->seen.closed = true;
@@ -453,7 +315,7 @@ static void forget(struct vm *vm)
 	struct err e;
 
 	if (vm->spool_path[0]) {
-		if (vm->refused || vm->silent || k->config->spool_keep_seconds == 0)
+		if (vm->refused || vm->silent || vm->journal.kind != JOURNAL_RUN || k->config->spool_keep_seconds == 0)
 			unlink(vm->spool_path);
 		else if (vm->spool_fd >= 0)
 			futimens(vm->spool_fd, NULL); /* its keep time counts from now */
@@ -461,7 +323,8 @@ static void forget(struct vm *vm)
 	if (journal_remove(k->journal_dir, vm->journal.vm, &e))
 		log_error("run=%s vm=%s error=\"%s\"", vm->journal.run_id, vm->journal.vm, e.text);
 	log_info("run=%s vm=%s forgotten", vm->journal.run_id, vm->journal.vm);
-	link_side_gone(k, vm->journal.token);
+	if (vm->journal.kind == JOURNAL_RUN)
+		link_side_gone(k, vm->journal.token);
 	vm_free(vm);
 	keeper_maybe_stopped(k);
 }

@@ -288,7 +288,7 @@ static void on_vmm_exec(void *arg, const struct err *e)
 	}
 	vm->exec_boot_ns = clock_boot_ns();
 	/* Now, so that the boot's deadline counts from here. */
-	if (broker_side_assign(vm, &fail))
+	if (vm->journal.kind == JOURNAL_RUN ? broker_side_assign(vm, &fail) : broker_side_prepare(vm, &fail))
 		vm_fail_start(vm, fail.text);
 }
 

@@ -233,7 +233,9 @@ static void slots_status(void **state)
 
 static void admission_bounds(void **state)
 {
-	struct admission a = { .total_memory_mib = 2000, .total_vcpus = 4, .total_slots = 2, .overhead_mib = 300 };
+	struct admission a = {
+		.total_memory_mib = 2000, .total_vcpus = 4, .total_slots = 2, .total_pids = 1000, .overhead_mib = 300
+	};
 	struct err e;
 
 	(void)state;
@@ -254,6 +256,44 @@ static void admission_bounds(void **state)
 	admission_give_slot(&a);
 	assert_int_equal(admission_take(&a, 1000, 3, &e), 0);
 	assert_int_equal(admission_take(&a, UINT32_MAX, 1, &e), -1);
+	assert_int_equal(a.lack, ADMISSION_LACKS_MEMORY);
+}
+
+/* Each thing that runs out is named, and comes back with the VM. */
+static void admission_lacks(void **state)
+{
+	struct admission a = { .total_memory_mib = 4000,
+		.total_vcpus = 6,
+		.total_slots = 3,
+		.total_pids = 300,
+		.pids_each = 80,
+		.pids_per_vcpu = 10 };
+	struct admission_offer o;
+	struct err e;
+
+	(void)state;
+	assert_int_equal(admission_take(&a, 100, 23, &e), -1);
+	assert_int_equal(a.lack, ADMISSION_LACKS_VCPUS);
+	a.total_vcpus = 32;
+	assert_int_equal(admission_take(&a, 100, 23, &e), -1);
+	assert_int_equal(a.lack, ADMISSION_LACKS_PIDS);
+	assert_int_equal(e.code, ERR_LIMIT);
+	assert_int_equal(admission_take(&a, 100, 5, &e), 0); /* 130 pids */
+	assert_int_equal(admission_take(&a, 100, 1, &e), 0); /* 90 */
+	admission_offer(&a, &o);
+	assert_int_equal(o.free_slots, 0); /* 80 pids are no VM */
+	assert_int_equal(admission_take(&a, 100, 1, &e), -1);
+	assert_int_equal(a.lack, ADMISSION_LACKS_PIDS);
+	assert_int_equal(e.code, ERR_CONFLICT);
+	admission_give_vm(&a, 100, 5);
+	assert_int_equal(admission_take(&a, 100, 1, &e), 0);
+	assert_int_equal(admission_take(&a, 100, 1, &e), -1);
+	assert_int_equal(a.lack, ADMISSION_LACKS_SLOTS);
+	admission_give_slot(&a);
+	assert_int_equal(admission_take(&a, 3900, 1, &e), -1);
+	assert_int_equal(a.lack, ADMISSION_LACKS_MEMORY);
+	assert_int_equal(admission_take(&a, 100, 31, &e), -1);
+	assert_int_equal(a.lack, ADMISSION_LACKS_PIDS);
 }
 
 /* Whatever fits the offer by guest memory and count fits with its overhead. */
@@ -261,7 +301,9 @@ static void admission_offers(void **state)
 {
 	(void)state;
 	for (uint32_t total = 0; total < 20000; total += 97) {
-		struct admission a = { .total_memory_mib = total, .total_vcpus = 64, .total_slots = 8, .overhead_mib = 352 };
+		struct admission a = {
+			.total_memory_mib = total, .total_vcpus = 64, .total_slots = 8, .total_pids = 1000, .overhead_mib = 352
+		};
 		struct admission_offer o;
 		struct err e;
 
@@ -279,7 +321,9 @@ static void admission_offers(void **state)
 /* Between a VM's memory and its slot coming back, no more is said to be free than there is. */
 static void admission_offer_without_a_slot(void **state)
 {
-	struct admission a = { .total_memory_mib = 4096, .total_vcpus = 8, .total_slots = 1, .overhead_mib = 320 };
+	struct admission a = {
+		.total_memory_mib = 4096, .total_vcpus = 8, .total_slots = 1, .total_pids = 1000, .overhead_mib = 320
+	};
 	struct admission_offer o;
 	struct err e;
 
@@ -475,6 +519,7 @@ int main(void)
 		cmocka_unit_test(slots_status),
 		cmocka_unit_test(slots_of_others),
 		cmocka_unit_test(admission_bounds),
+		cmocka_unit_test(admission_lacks),
 		cmocka_unit_test(admission_offers),
 		cmocka_unit_test(admission_offer_without_a_slot),
 		cmocka_unit_test(steps_in_order),
