@@ -16,6 +16,7 @@ class Provider:
 
     def __init__(self, address="127.0.0.1"):
         self.gate = threading.Event()               # a turn with "gate": true is answered when it is open
+        self.closing = threading.Event()            # a turn with "late": N is answered after N seconds
         self.calls = collections.defaultdict(list)  # run id -> [Call]
         self._holds = {}                            # run id -> (reached, released)
         self._lock = threading.Lock()
@@ -44,6 +45,7 @@ class Provider:
 
     def close(self):
         self.gate.set()
+        self.closing.set()
         self.server.shutdown()
         self.server.server_close()
 
@@ -81,6 +83,7 @@ class Provider:
             self._wait(run_id)
         if turn.get("gate"):
             self.gate.wait(120)
+        self.closing.wait(turn.get("late", 0))
         tokens = (-(-len(body) // 4), 20)
         whole = False
         try:

@@ -147,7 +147,7 @@ def kind_fuzz(prepared, options):
         yield Test("fuzz", name, "passed" if ok else "failed", seconds, detail)
 
 
-def pytest(kind, prepared, options, select, timeout, workers=2, extra=()):
+def pytest(kind, prepared, options, select, timeout, workers=2, extra=(), more_env=None):
     """Runs e2e tests against the sanitized build; the Postgres cluster of this run serves all workers."""
     build = prepared.build("asan")
     image = prepared.image()
@@ -157,7 +157,7 @@ def pytest(kind, prepared, options, select, timeout, workers=2, extra=()):
     with pg.Cluster(fsync=False) as cluster:
         env = dict(os.environ, EPHEMERAL_TEST_PG=cluster.socket_dir, EPHEMERAL_BIN=str(build / "bin"), EPHEMERAL_RELEASE_BIN=str(release / "bin"),
                    EPHEMERAL_IMAGE=str(image), EPHEMERAL_TEST_LOGS=str(LOGS),
-                   EPHEMERAL_SHARED=os.environ.get("EPHEMERAL_SHARED", str(TOP.parent / "shared")), PYTHONDONTWRITEBYTECODE="1")
+                   EPHEMERAL_SHARED=os.environ.get("EPHEMERAL_SHARED", str(TOP.parent / "shared")), PYTHONDONTWRITEBYTECODE="1", **(more_env or {}))
         command = ["/usr/bin/python3", "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", "-o", "junit_family=xunit2",
                    "--timeout=300", *(["-n", str(workers), "--dist", "loadgroup"] if workers > 1 else []), *extra, *select]
         if options.match:
@@ -224,6 +224,23 @@ def kind_hostile(prepared, options):
     yield from pytest("hostile", prepared, options, ["tests/hostile"], 1800, workers=1)
 
 
+def kind_restarts(prepared, options):
+    """50 kills by name, or as many as EPHEMERAL_KILLS says; three in the default run."""
+    yield from endurance("restarts", prepared, options, {} if "restarts" in options.kinds else {"EPHEMERAL_KILLS": "3"})
+
+
+def kind_hosts(prepared, options):
+    yield from endurance("hosts", prepared, options, {})
+
+
+def endurance(kind, prepared, options, more_env):
+    report = LOGS / "endure-report.txt"
+    report.unlink(missing_ok=True)
+    yield from pytest(kind, prepared, options, [f"tests/endure/test_{kind}.py"], 5400, workers=1, more_env=more_env)
+    if report.exists():
+        say(report.read_text(encoding="utf-8"))
+
+
 def kind_deploy(prepared, options):
     yield from pytest("deploy", prepared, options, ["tests/deploy"], 1200, workers=1)
 
@@ -261,10 +278,12 @@ KINDS = {
     "e2e": (kind_e2e, True, "the whole system with booted guests"),
     "fault": (kind_fault, True, "seven cells of kill"),
     "mutate": (kind_mutate, True, "seeded faults that tests must find: all by name, three in the default run"),
+    "restarts": (kind_restarts, True, "noded killed with -9 while runs are alive: 50 times by name, three in the default run"),
     "deploy": (kind_deploy, True, "deploy/quickstart on a copy of the tree"),
     "analyze": (kind_analyze, False, "the path analyzers of clang and gcc over every file"),
     "kill": (kind_kill, False, "processes killed and stopped at every step of a run (-k PROCESS/STEP/FAULT: some)"),
     "hostile": (kind_hostile, False, "guests that break the channel's protocol: every attack there is"),
+    "hosts": (kind_hosts, False, "three hosts, two controlds, Postgres: each killed five times under load"),
     "load": (kind_load, False, "200 runs by 8 clients, 500 followers, the budget at the meter; start times beside the bare boot"),
 }
 

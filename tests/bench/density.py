@@ -1,0 +1,67 @@
+"""What a host's processes cost in memory (Pss) with 50 VMs of 256 MiB: noded's own, a broker and a channel for each VM, and the VMMs. The
+VMMs stand still while it is measured, so that the figures do not depend on what guests do."""
+import os
+import signal
+import statistics
+
+import control as control_rig
+import node as node_rig
+import pg
+import wait
+from client import say, shell, turns
+from outside import pss_kib
+
+VMS = int(os.environ.get("EPHEMERAL_BENCH_VMS", "50"))
+PAIR_MIB, NODED_MIB, CLONE_MIB = 5, 20, 40
+
+
+def mib(pids):
+    return [kib / 1024 for kib in map(pss_kib, pids) if kib is not None]
+
+
+def modes(client, ids):
+    """Start modes of these runs, as the timeline names them; before it names any there is one."""
+    return {next(e["data"].get("mode", e["data"].get("start_mode", "cold")) for e in client.events(run_id) if e["type"] == "microvm.ready") for run_id in ids}
+
+
+def rows(node, mode):
+    pairs = [sum(pair) for pair in zip(sorted(mib(node.role_pids("broker"))), sorted(mib(node.role_pids("channel"))))]
+    noded = sum(mib([node.process.pid, *node.role_pids("link")]))
+    vmms = mib(node.role_pids("vmm"))
+    yield {"name": f"broker and channel of one of {len(pairs)} VMs, largest", "value": round(max(pairs), 2), "unit": "MiB", "limit": PAIR_MIB, "ok": max(pairs) <= PAIR_MIB}
+    yield {"name": f"noded (keeper and link) with {len(vmms)} VMs", "value": round(noded, 2), "unit": "MiB", "limit": NODED_MIB, "ok": noded <= NODED_MIB}
+    value = statistics.median(vmms)
+    row = {"name": f"VMM of 256 MiB, {mode}, p50 of {len(vmms)}", "value": round(value, 2), "unit": "MiB", "ok": True}
+    yield {**row, "limit": CLONE_MIB, "ok": value <= CLONE_MIB} if mode in ("clone", "warm") else row
+
+
+def bench(bin_dir, image, say_progress):
+    with pg.Cluster(fsync=False) as cluster:
+        control = control_rig.Control(cluster, bin_dir, max_running_per_org=VMS + 10, max_queued_per_org=VMS + 10)
+        node = node_rig.Node(control, bin_dir, image, max_vms=VMS, max_concurrent_boots=2, memory_mib=VMS * 800, vcpus=2 * VMS,
+                             boot_timeout_ms=180_000, log_level="info").start()
+        stopped = []
+        try:
+            client = control.new_client()
+            ids = [client.create(prompt=turns(shell("echo here; sleep 900"), say("never said")), size="small", timeout_seconds=1000)["id"] for _ in range(VMS)]
+            for number, run_id in enumerate(ids):
+                client.event(run_id, "shell.output", 900)
+                say_progress(f"  {number + 1}/{VMS} VMs work")
+            stopped = node.role_pids("vmm")
+            for pid in stopped:
+                os.kill(pid, signal.SIGSTOP)
+            found = modes(client, ids[1:])
+            yield from rows(node, "/".join(sorted(found)))
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)
+            stopped = []
+            for run_id in ids:
+                client.cancel(run_id)
+            for run_id in ids:
+                client.settled(run_id, 200)
+            wait.until(lambda: not node.role_pids("vmm"), 120, "the end of every VM")
+        finally:
+            for pid in stopped:
+                os.kill(pid, signal.SIGKILL)
+            node.close()
+            control.close()
