@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 
 import host
+import vmm_rig
 import wait
 
 SLOTS = 64
@@ -37,7 +38,8 @@ class Node:
     _count = 0
     _uids = None
 
-    def __init__(self, control, bin_dir, image, name=None, **config):
+    def __init__(self, control, bin_dir, image, name=None, vmm=None, **config):
+        """vmm: "qemu" or "cloud-hypervisor"; None: what EPHEMERAL_VMM says for the whole run of tests, else QEMU."""
         Node._count += 1
         self.name = name or f"w{worker_number()}n{Node._count}"
         self.control, self.bin_dir = control, bin_dir
@@ -50,9 +52,11 @@ class Node:
         token = self.home / "join-token"
         token.write_text(control.node_token() + "\n")
         token.chmod(0o600)
+        self.vmm = vmm or os.environ.get("EPHEMERAL_VMM") or "qemu"
+        vmm_config = vmm_rig.node_config() if self.vmm == "cloud-hypervisor" else {"vmm": "qemu"}
         self.config = {"state_dir": self.state_dir, "run_dir": self.run_dir, "join_token_file": str(token), "node_name": self.name, "emulation": "allow",
                        "uid_base": self.uid_base, "image_dir": str(image), "max_vms": 4, "max_concurrent_boots": 1, "memory_mib": 4096, "vcpus": 8,
-                       "cgroup_parent": f"/{self.cgroup_name}", "spool_keep_seconds": 600, "log_level": "debug", "metrics_listen": "127.0.0.1:0", **config}
+                       "cgroup_parent": f"/{self.cgroup_name}", "spool_keep_seconds": 600, "log_level": "debug", "metrics_listen": "127.0.0.1:0", **vmm_config, **config}
         self.log = self.home / "noded.log"
         self.process = None
         self.prefix, self.env = (), {}  # what starts it, and what is in its environment: another network (netns.py), another clock
