@@ -308,6 +308,11 @@ void spool_close(struct spool *s)
 	free(s);
 }
 
+int spool_descriptor(const struct spool *s)
+{
+	return s->fd;
+}
+
 const struct spool_head *spool_head(const struct spool *s)
 {
 	return &s->head;

@@ -78,6 +78,7 @@ int spool_open(int fd, bool writable, struct spool **out, struct err *e) EPH_MUS
 void spool_close(struct spool *s);
 
 const struct spool_head *spool_head(const struct spool *s);
+int spool_descriptor(const struct spool *s); /* the spool's own; for handing it on */
 void spool_tail(const struct spool *s, struct spool_tail *out);
 
 /* Makes the event (seq = next_seq; t_ms is raised to the last one's), chains and writes it with one pwrite. -1: ERR_LIMIT when the

@@ -1,7 +1,7 @@
 /*
  * The broker process: one run, one thread, one libevent loop. It has the run's secrets, its meter and its clock, and speaks to
  * keeper (which started it) and to channel (which speaks to the guest) over inherited socketpairs, and to the model provider over
- * HTTP. When keeper goes away, nobody is left to account to: it kills the VM by its own descriptor and ends.
+ * HTTP. When keeper goes away, it goes on alone until the next one comes (alone.c) or its deadlines end the run.
  */
 #include "broker_internal.h"
 
@@ -25,7 +25,6 @@
 #define STALL_NS (300 * NS_PER_MS)      /* a deadline found so late was missed because we stood still */
 #define STALL_READ_NS (100 * NS_PER_MS) /* time to read what came meanwhile */
 #define COMPUTE_MARGIN_MS 5             /* the kill is ordered this much before the last affordable millisecond */
-#define KEEPER_QUEUE_MAX (2 * ROLE_FRAME_MAX)
 #define CHANNEL_QUEUE_MAX (2 * ROLE_FRAME_MAX)
 
 /* --- clocks ------------------------------------------------------------------------------------------------------------------ */
@@ -77,6 +76,13 @@ void broker_kill(struct broker *b)
 		log_warn("vm killed by its broker run=%s", b->a.run_id);
 }
 
+void broker_give_up(struct broker *b)
+{
+	broker_kill(b);
+	b->leaving = true;
+	event_base_loopexit(b->base, NULL);
+}
+
 static void compute_over(struct broker *b)
 {
 	char cap[32], spent[32];
@@ -116,6 +122,10 @@ static void deadline_hit(struct broker *b, enum deadline which)
 		b->seen.is_signed = true;
 		break;
 	case DL_RATE: worker_drain(b); break;
+	case DL_ALONE:
+		log_error("no noded came back: leaving run=%s state=%s", b->a.run_id, run_state_name(b->state));
+		broker_give_up(b);
+		break;
 	case DL_COUNT: break;
 	}
 }
@@ -191,7 +201,7 @@ static void compute_deadline(struct broker *b)
 }
 
 /* As broker_meter; the spool's head learns for how much compute both sums pay. */
-static void spooled_meter(struct broker *b, int64_t *spent, int64_t *held)
+void broker_spooled_meter(struct broker *b, int64_t *spent, int64_t *held)
 {
 	broker_meter(b, spent, held);
 	spool_compute(b->spool, meter_paid_ms(&b->meter, broker_compute_ms(b)));
@@ -204,14 +214,14 @@ bool broker_meter_moved(struct broker *b)
 	struct err e;
 	bool ok = true;
 
-	spooled_meter(b, &spent, &held);
+	broker_spooled_meter(b, &spent, &held);
 	if (spool_meter(b->spool, spent, held, &e) < 0) {
 		session_spool_failed(b, &e);
 		ok = false;
 	}
 	wire_put_i64(&body, spent);
 	wire_put_i64(&body, held);
-	if (!framed_send(b->keeper, RF_KEEPER_METER, body.data, body.len))
+	if (b->keeper != NULL && !framed_send(b->keeper, RF_KEEPER_METER, body.data, body.len))
 		ok = false;
 	buf_free(&body);
 	compute_deadline(b);
@@ -223,6 +233,8 @@ void broker_to_link(struct broker *b, uint8_t type, const void *body, size_t n)
 {
 	struct buf frame = BUF_INIT(ROLE_FRAME_MAX);
 
+	if (b->keeper == NULL)
+		return; /* said again to the next one, as far as it still matters then: session_say_again */
 	wire_put_u8(&frame, type);
 	wire_put_raw(&frame, body, n);
 	if (frame.failed || !framed_send(b->keeper, RF_KEEPER_TO_LINK, frame.data, frame.len))
@@ -262,200 +274,7 @@ static void on_notify(evutil_socket_t fd, short what, void *arg)
 		broker_notify_now(b);
 }
 
-static void event_meter(void *arg, int64_t *spent, int64_t *held)
-{
-	spooled_meter(arg, spent, held);
-}
-
-static void event_appended(void *arg, uint64_t seq)
-{
-	struct broker *b = arg;
-
-	b->last_seq = seq;
-	broker_notify(b);
-}
-
-/* --- keeper's frames --------------------------------------------------------------------------------------------------------- */
-
-/* A VM without a run: it boots, answers the probe, and waits. */
-static int take_prepare(struct broker *b, const uint8_t *body, size_t n, struct err *e)
-{
-	struct wire_reader r;
-
-	wire_read_init(&r, body, n);
-	b->boot_limit_ms = wire_i64(&r);
-	if (wire_end(&r, "prepare", e) < 0)
-		return -1;
-	if (b->seen.prepared || b->seen.assigned || b->boot_limit_ms <= 0)
-		return err_set(e, ERR_PROTOCOL, "a prepare that comes late, or without a time");
-	b->seen.prepared = true;
-	return 0;
-}
-
-/* The spool's descriptor comes with it. */
-static int take_spool(struct broker *b, int *fds, size_t fd_count, struct err *e)
-{
-	int fd;
-
-	if (fd_count != 1)
-		return err_set(e, ERR_PROTOCOL, "an assignment with %zu descriptors, not one", fd_count);
-	fd = fds[0];
-	fds[0] = -1;
-	return spool_open(fd, true, &b->spool, e);
-}
-
-static int take_assign(struct broker *b, const uint8_t *body, size_t n, int *fds, size_t fd_count, struct err *e)
-{
-	struct events_options opt = { .meter = event_meter, .appended = event_appended, .arg = b };
-	const struct spool_head *head;
-	struct spool_tail tail;
-
-	if (b->seen.assigned)
-		return err_set(e, ERR_PROTOCOL, "a second assignment");
-	if (role_broker_assign_decode(body, n, &b->ra, e) < 0 ||
-			assignment_decode(b->ra.assignment, b->ra.assignment_len, &b->a, e) < 0 ||
-			take_spool(b, fds, fd_count, e) < 0)
-		return -1;
-	head = spool_head(b->spool);
-	opt.spool = b->spool;
-	if (strcmp(head->run_id, b->a.run_id) != 0 || memcmp(head->token, b->a.token, TOKEN_LEN) != 0)
-		return err_set(e, ERR_PROTOCOL, "the spool is another run's");
-	opt.age_ms = b->a.age_ms;
-	opt.received_boot_ns = b->ra.received_boot_ns;
-	spool_tail(b->spool, &tail);
-	b->last_seq = tail.next_seq - 1;
-	b->events = events_new(&opt);
-	if (b->events == NULL)
-		return err_set(e, ERR_NOMEM, "no memory for the timeline");
-	meter_init(&b->meter, &b->a.price, b->a.cap_micros);
-	broker_deadline(b, DL_LEASE, b->ra.lease_deadline_boot_ns);
-	if (!b->seen.prepared)
-		b->boot_limit_ms = b->ra.boot_deadline_ms;
-	b->assigned_ns = clock_boot_ns();
-	b->seen.assigned = true;
-	return 0;
-}
-
-static void from_link(struct broker *b, uint8_t type, const uint8_t *body, size_t n)
-{
-	switch (type) {
-	case RF_LB_STARTED:
-		if (n == 1 && b->seen.start_asked && b->seen.fence == 0)
-			b->seen.fence = body[0];
-		break;
-	case RF_LB_CANCEL: session_end(b, ERRCODE_CANCELLED, "%s", ""); break;
-	case RF_LB_FINISHED:
-		b->seen.finished = true;
-		if (n == 1 && b->state < RUN_SIGN && !run_granted(body[0]))
-			b->seen.fenced = true; /* the run was taken away while it went on */
-		break;
-	case RF_LB_BLOB: files_blob(b, body, n); break;
-	default: break; /* RF_LB_ACKED: the spool holds everything to the end anyway */
-	}
-}
-
-/* A lease is only ever renewed: a frame without a time must not take the deadline away. */
-static void take_lease(struct broker *b, const uint8_t *body, size_t n)
-{
-	struct wire_reader r;
-	int64_t deadline;
-
-	wire_read_init(&r, body, n);
-	deadline = wire_i64(&r);
-	if (!r.failed && deadline > 0 && b->state < RUN_SIGN)
-		broker_deadline(b, DL_LEASE, deadline);
-}
-
-/* Keeper tells it once, when it is true; also of a VM that it destroyed unasked, because we had stood still for too long. */
-static void vm_gone(struct broker *b, const uint8_t *body, size_t n)
-{
-	struct wire_reader r;
-
-	wire_read_init(&r, body, n);
-	b->gone_ms = wire_i64(&r);
-	b->seen.gone = true;
-	broker_deadline(b, DL_KILL, 0);
-	if (b->state < RUN_DESTROY)
-		session_end(b, ERRCODE_VM_CRASHED, "The host destroyed the VM.");
-}
-
-static void vmm_exited(struct broker *b, const uint8_t *body, size_t n)
-{
-	struct wire_reader r;
-	const uint8_t *text;
-	struct buf safe = BUF_INIT(1000);
-	size_t len;
-
-	wire_read_init(&r, body, n);
-	(void)wire_u32(&r);
-	text = wire_bytes(&r, 4096, &len);
-	if (text != NULL && text_safe(&safe, (const char *)text, len < 240 ? len : 240, false) && safe.len > 0)
-		session_end(b, ERRCODE_VM_CRASHED, "%s", buf_cstr(&safe));
-	else
-		session_end(b, ERRCODE_VM_CRASHED, "The VMM ended by itself.");
-	buf_free(&safe);
-}
-
-static void keeper_frame(struct broker *b, uint8_t type, const uint8_t *body, size_t n)
-{
-	bool known = b->seen.assigned || (b->seen.prepared && (type == RF_BROKER_VMM_EXITED || type == RF_BROKER_GONE));
-
-	if (!known)
-		return; /* nothing to apply it to */
-	switch (type) {
-	case RF_BROKER_LEASE: take_lease(b, body, n); break;
-	case RF_BROKER_FROM_LINK:
-		if (n >= 1)
-			from_link(b, body[0], body + 1, n - 1);
-		break;
-	case RF_BROKER_VMM_EXITED: vmm_exited(b, body, n); break;
-	case RF_BROKER_GONE: vm_gone(b, body, n); break;
-	case RF_BROKER_SIGNATURE:
-		if (n == sizeof(b->signature)) {
-			memcpy(b->signature, body, n);
-			b->seen.is_signed = true;
-		}
-		break;
-	default: log_warn("keeper frame of unknown type run=%s type=%u", b->a.run_id, type); break;
-	}
-}
-
-static void on_keeper_frame(void *arg, uint8_t type, const uint8_t *body, size_t n, const int *fds, size_t fd_count)
-{
-	int kept = fd_count > 0 ? fds[0] : -1;
-	struct broker *b = arg;
-	struct err e;
-	int rc = 0;
-
-	for (size_t i = 1; i < fd_count; i++)
-		close(fds[i]);
-	if (type == RF_BROKER_PREPARE)
-		rc = take_prepare(b, body, n, &e);
-	else if (type == RF_BROKER_ASSIGN)
-		rc = take_assign(b, body, n, &kept, fd_count, &e);
-	else
-		keeper_frame(b, type, body, n);
-	if (kept >= 0)
-		close(kept);
-	if (rc < 0) {
-		log_error("assignment refused error=%s", e.text);
-		event_base_loopexit(b->base, NULL);
-		return;
-	}
-	session_advance(b);
-}
-
-static void on_keeper_end(void *arg, const struct err *e)
-{
-	struct broker *b = arg;
-
-	if (!b->leaving)
-		log_error("keeper is gone run=%s state=%s error=%s", b->a.run_id, run_state_name(b->state),
-				e != NULL ? e->text : "");
-	broker_kill(b);
-	b->leaving = true;
-	event_base_loopexit(b->base, NULL);
-}
+/* --- channel's frames --------------------------------------------------------------------------------------------------------- */
 
 static void on_channel_frame(void *arg, uint8_t type, const uint8_t *body, size_t n, const int *fds, size_t fd_count)
 {
@@ -506,12 +325,7 @@ static int open_loop(struct broker *b, struct err *e)
 
 static int open_all(struct broker *b, struct err *e)
 {
-	struct framed_options keeper = { .fd = BROKER_FD_KEEPER,
-		.max_frame = ROLE_FRAME_MAX,
-		.max_queued = KEEPER_QUEUE_MAX,
-		.on_frame = on_keeper_frame,
-		.on_end = on_keeper_end,
-		.arg = b };
+	struct framed_options keeper = keeper_options(b, BROKER_FD_KEEPER);
 	struct framed_options channel = { .fd = BROKER_FD_CHANNEL,
 		.max_frame = ROLE_FRAME_MAX,
 		.max_queued = CHANNEL_QUEUE_MAX,
@@ -522,7 +336,7 @@ static int open_all(struct broker *b, struct err *e)
 	if (sodium_init() < 0)
 		return err_set(e, ERR_INTERNAL, "libsodium does not start");
 	b->kill_fd = fcntl(BROKER_FD_KILL, F_GETFD) >= 0 ? BROKER_FD_KILL : -1;
-	if (open_loop(b, e) < 0)
+	if (open_loop(b, e) < 0 || alone_open(b, e) < 0)
 		return -1;
 	if (curlev_new(b->base, 4, &b->curl, e) < 0)
 		return -1;
@@ -537,6 +351,7 @@ static void close_all(struct broker *b)
 	curlev_free(b->curl);
 	framed_free(b->channel);
 	framed_free(b->keeper);
+	alone_close(b);
 	worker_queue_free(b);
 	files_free(b);
 	events_free(b->events);

@@ -1,6 +1,7 @@
 /*
- * The broker of one run: what broker.c (frames of keeper, clocks), session.c (steps and ends), worker.c (frames of channel, model
- * calls) and files.c (the run's files) share. One process, one thread, one run.
+ * The broker of one run: what broker.c (process, clocks, meter), from_keeper.c (keeper's frames), alone.c (life without keeper),
+ * session.c (steps and ends), worker.c (frames of channel, model calls) and files.c (the run's files) share. One process, one
+ * thread, one run.
  */
 #ifndef BROKER_INTERNAL_H
 #define BROKER_INTERNAL_H
@@ -15,6 +16,7 @@
 
 #include "common/curlev.h"
 #include "common/framed.h"
+#include "proto/adopt.h"
 #include "proto/role.h"
 
 #include <event2/event.h>
@@ -31,6 +33,7 @@ enum deadline {
 	DL_KILL,    /* keeper did not kill in time: we do */
 	DL_SIGN,    /* a receipt without signature is better than none */
 	DL_RATE,    /* the next guest event may be taken */
+	DL_ALONE,   /* no keeper came back for long after the lease */
 	DL_COUNT
 };
 
@@ -63,9 +66,14 @@ struct files {
 
 struct broker {
 	struct event_base *base;
-	struct framed *keeper, *channel;
+	struct framed *keeper; /* NULL while there is none */
+	struct framed *channel;
 	struct event *timer, *tick, *notify;
 	int64_t deadlines[DL_COUNT];
+
+	struct role_identity identity; /* vm "": keeper never said it */
+	struct event *ctl;             /* BROKER_FD_CTL, pending only without a keeper; NULL: there is no such socket */
+	struct framed *suitor;         /* connected to it, and has not said who it is */
 
 	struct role_broker_assign ra;
 	struct assignment a;
@@ -119,7 +127,19 @@ bool broker_meter_moved(struct broker *b); /* spool and keeper learn it now, the
 void broker_notify(struct broker *b);      /* link is told, once per turn of the loop */
 void broker_notify_now(struct broker *b);
 void broker_to_link(struct broker *b, uint8_t type, const void *body, size_t n);
-void broker_kill(struct broker *b); /* by our own descriptor */
+void broker_kill(struct broker *b);                                         /* by our own descriptor */
+void broker_give_up(struct broker *b);                                      /* kills and leaves: nobody is there to account to */
+void broker_spooled_meter(struct broker *b, int64_t *spent, int64_t *held); /* as broker_meter; the spool learns what it pays */
+
+/* from_keeper.c */
+struct framed_options keeper_options(struct broker *b, int fd);
+
+/* alone.c */
+int alone_open(struct broker *b, struct err *e) EPH_MUST_CHECK;
+void alone_close(struct broker *b);
+bool alone_begin(struct broker *b); /* keeper is gone. False: this broker cannot go on without it */
+void alone_frame(struct broker *b, uint8_t type, const uint8_t *body, size_t n); /* of a suitor */
+void alone_suitor_left(struct broker *b);
 
 /* tally.c: what metrics count of this run; keeper is told once a second, and at the end */
 void tally_call(struct broker *b, const struct model_report *r, enum stats_call_result result);
@@ -133,6 +153,7 @@ void session_end(struct broker *b, enum errcode code, const char *fmt, ...) EPH_
 void session_event(struct broker *b, enum event_type type, const struct buf *data);
 void session_spool_failed(struct broker *b, const struct err *e);
 void session_model_event(struct broker *b, const struct model_report *r);
+void session_say_again(struct broker *b); /* to a new keeper: everything that waits for an answer */
 
 /* worker.c */
 void worker_frame(struct broker *b, uint8_t type, const uint8_t *body, size_t n);
@@ -145,6 +166,7 @@ int worker_setup(struct broker *b, struct err *e) EPH_MUST_CHECK; /* model, setu
 int files_start(struct broker *b, struct err *e) EPH_MUST_CHECK;
 void files_blob(struct broker *b, const uint8_t *body, size_t n); /* RF_LB_BLOB */
 void files_credit(struct broker *b, uint32_t bytes);
+void files_ask_again(struct broker *b); /* for the piece that is under way */
 void files_free(struct broker *b);
 
 #endif

@@ -25,6 +25,12 @@ static void ask(struct broker *b)
 	buf_free(&body);
 }
 
+void files_ask_again(struct broker *b)
+{
+	if (b->files.asked)
+		ask(b);
+}
+
 /* Sends what is in hand as far as credit goes. False when the channel does not take it. */
 static bool pass_on(struct broker *b)
 {

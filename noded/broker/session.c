@@ -85,7 +85,7 @@ static void step_ready(struct broker *b)
 {
 	b->ready_ns = clock_boot_ns();
 	broker_deadline(b, DL_BOOT, 0);
-	if (!framed_send(b->keeper, RF_KEEPER_READY, NULL, 0))
+	if (b->keeper != NULL && !framed_send(b->keeper, RF_KEEPER_READY, NULL, 0))
 		session_end(b, ERRCODE_INTERNAL, "Keeper does not take frames.");
 }
 
@@ -165,21 +165,30 @@ static const char *end_reason(const struct broker *b)
 	return b->code == ERRCODE_NONE ? "succeeded" : errcode_text(b->code);
 }
 
-static void step_destroy(struct broker *b)
+/* False: keeper is not there, or does not take it. */
+static bool say_destroy(struct broker *b)
 {
 	struct buf reason = BUF_INIT(256);
+	bool sent;
+
+	wire_put_str(&reason, end_reason(b));
+	sent = b->keeper != NULL && framed_send(b->keeper, RF_KEEPER_DESTROY, reason.data, reason.len);
+	buf_free(&reason);
+	return sent;
+}
+
+static void step_destroy(struct broker *b)
+{
 	struct model_report report;
 
 	/* An end has closed the call that was under way; of a run that was taken away nobody pays for another attempt. */
 	if (b->model != NULL && model_cancel(b->model, &report))
 		log_warn("model call of a fenced run cut off run=%s call=%u", b->a.run_id, report.call);
 	b->killed_ns = clock_boot_ns();
-	wire_put_str(&reason, end_reason(b));
-	if (!framed_send(b->keeper, RF_KEEPER_DESTROY, reason.data, reason.len) || b->code == ERRCODE_LEASE_EXPIRED)
+	if (!say_destroy(b) || b->code == ERRCODE_LEASE_EXPIRED)
 		broker_kill(b);
-	buf_free(&reason);
 	for (int i = 0; i < DL_COUNT; i++)
-		if (i != DL_LEASE)
+		if (i != DL_LEASE && i != DL_ALONE)
 			broker_deadline(b, (enum deadline)i, 0);
 	if (!b->seen.gone)
 		broker_deadline(b, DL_KILL, b->killed_ns + KILL_DEADLINE_MS * NS_PER_MS);
@@ -222,28 +231,35 @@ static void fill_end(struct broker *b, struct run_end *end)
 		end->isolation[0] = '\0';
 }
 
-static void step_sign(struct broker *b)
+/* Without a keeper there is no signature to wait for: the next one is asked. */
+static void say_digest(struct broker *b)
 {
 	uint8_t digest[SHA256_LEN];
 	struct run_end end;
 
-	broker_deadline(b, DL_LEASE, 0);
-	write_destroyed(b);
+	if (b->keeper == NULL)
+		return;
 	fill_end(b, &end);
 	receipt_digest(b->a.run_id, b->a.attempt, b->a.request_hash, &end, digest);
 	broker_deadline(b, DL_SIGN, clock_boot_ns() + SIGN_DEADLINE_MS * NS_PER_MS);
-	(void)broker_meter_moved(b);
-	broker_notify_now(b);
 	if (!framed_send(b->keeper, RF_KEEPER_SIGN_DIGEST, digest, sizeof(digest)))
-		b->seen.is_signed = true;
+		log_warn("keeper does not take the digest run=%s", b->a.run_id);
 }
 
-static void step_finish(struct broker *b)
+static void step_sign(struct broker *b)
+{
+	broker_deadline(b, DL_LEASE, 0);
+	write_destroyed(b);
+	(void)broker_meter_moved(b);
+	broker_notify_now(b);
+	say_digest(b);
+}
+
+static void say_finish(struct broker *b, struct run_end *out)
 {
 	struct buf body = BUF_INIT(GUEST_RESULT_MAX + 8192);
 	struct run_end end;
 
-	broker_deadline(b, DL_SIGN, 0);
 	fill_end(b, &end);
 	memcpy(end.receipt_signature, b->signature, sizeof(end.receipt_signature));
 	if (b->code == ERRCODE_NONE) {
@@ -256,6 +272,15 @@ static void step_finish(struct broker *b)
 	else
 		broker_to_link(b, RF_BL_FINISH, body.data, body.len);
 	buf_free(&body);
+	*out = end;
+}
+
+static void step_finish(struct broker *b)
+{
+	struct run_end end;
+
+	broker_deadline(b, DL_SIGN, 0);
+	say_finish(b, &end);
 	log_info("run finish run=%s code=%s cost_micros=%lld model_calls=%lld dropped_events=%llu unmetered=%u over_hold=%u",
 			b->a.run_id, errcode_text(b->code), (long long)end.cost.total, (long long)end.usage.model_calls,
 			(unsigned long long)events_dropped(b->events), b->meter.unmetered, b->meter.over_hold);
@@ -282,9 +307,32 @@ static void leave(struct broker *b)
 {
 	b->leaving = true;
 	tally_tell(b);
-	(void)framed_send(b->keeper, RF_KEEPER_END, NULL, 0);
-	framed_flush(b->keeper, 2000);
+	if (b->keeper != NULL) {
+		(void)framed_send(b->keeper, RF_KEEPER_END, NULL, 0);
+		framed_flush(b->keeper, 2000);
+	}
 	event_base_loopexit(b->base, NULL);
+}
+
+/* What was said before may have been lost with keeper, and so may the answer: each of these may be said twice. */
+void session_say_again(struct broker *b)
+{
+	struct run_end end;
+
+	if (b->seen.assigned)
+		broker_notify_now(b);
+	if (b->seen.start_asked && b->seen.fence == 0)
+		broker_to_link(b, RF_BL_START, NULL, 0);
+	switch (b->state) {
+	case RUN_SETUP: files_ask_again(b); break;
+	case RUN_DESTROY:
+		if (!b->seen.gone && !say_destroy(b))
+			broker_kill(b);
+		break;
+	case RUN_SIGN: say_digest(b); break;
+	case RUN_FINISH: say_finish(b, &end); break;
+	default: break;
+	}
 }
 
 static void do_step(struct broker *b, enum run_step step)

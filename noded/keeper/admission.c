@@ -57,6 +57,14 @@ int admission_take(struct admission *a, uint32_t memory_mib, uint32_t vcpus, str
 	return 0;
 }
 
+void admission_hold(struct admission *a, uint32_t memory_mib, uint32_t vcpus)
+{
+	a->used_memory_mib += memory_mib + a->overhead_mib;
+	a->used_vcpus += vcpus;
+	a->used_slots++;
+	a->used_pids += (uint32_t)pids_of(a, vcpus);
+}
+
 void admission_give_vm(struct admission *a, uint32_t memory_mib, uint32_t vcpus)
 {
 	a->used_memory_mib = rest(a->used_memory_mib, memory_mib + a->overhead_mib);

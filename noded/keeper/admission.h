@@ -22,6 +22,8 @@ struct admission {
 
 /* Reserves; -1 says what there is too little of (ERR_CONFLICT), or that this host could never do it (ERR_LIMIT). */
 int admission_take(struct admission *a, uint32_t memory_mib, uint32_t vcpus, struct err *e) EPH_MUST_CHECK;
+/* What an earlier noded reserved, whether or not it fits today: it is in use. */
+void admission_hold(struct admission *a, uint32_t memory_mib, uint32_t vcpus);
 /* In two parts: the VM's memory is free when the VM is gone, its slot when its broker and channel are gone too. */
 void admission_give_vm(struct admission *a, uint32_t memory_mib, uint32_t vcpus);
 void admission_give_slot(struct admission *a);

@@ -171,13 +171,36 @@ static int take_frame(struct vm *vm, uint8_t type, const uint8_t *body, size_t n
 	}
 }
 
+/* The first frame of an earlier keeper's broker. May free the VM. */
+static void take_adopted(struct vm *vm, uint8_t type, const uint8_t *body, size_t n, int fd)
+{
+	struct err e;
+	int rc = 0;
+
+	if (type == RF_KEEPER_ADOPTED) {
+		rc = adopt_answered(vm, body, n, fd, &e);
+	} else {
+		if (fd >= 0)
+			close(fd);
+		rc = err_set(&e, ERR_PROTOCOL, "it answers with a frame of type %u", type);
+	}
+	if (rc)
+		adopt_failed(vm, e.text);
+	else
+		vm_step_all(vm);
+}
+
 static void on_frame(void *arg, uint8_t type, const uint8_t *body, size_t n, const int *fds, size_t fd_count)
 {
 	struct vm *vm = arg;
 	struct err e;
 
-	for (size_t i = 0; i < fd_count; i++)
+	for (size_t i = vm->adopt_began_ns > 0 ? 1 : 0; i < fd_count; i++)
 		close(fds[i]);
+	if (vm->adopt_began_ns > 0) {
+		take_adopted(vm, type, body, n, fd_count > 0 ? fds[0] : -1);
+		return;
+	}
 	if (take_frame(vm, type, body, n, &e)) {
 		log_error("run=%s vm=%s broker error=\"%s\"", vm->journal.run_id, vm->journal.vm, e.text);
 		vm_end(vm, ERRCODE_BROKER_LOST, e.text);

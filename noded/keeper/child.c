@@ -35,7 +35,8 @@ static void destroy(struct child *c)
 		event_free(c->status);
 	if (c->status_fd >= 0)
 		close(c->status_fd);
-	close(c->pidfd);
+	if (c->pidfd >= 0)
+		close(c->pidfd);
 	free(c);
 }
 
@@ -83,7 +84,7 @@ static int reap(const struct child *c)
 
 	while (waitid((idtype_t)P_PIDFD, (id_t)c->pidfd, &si, WEXITED | WNOHANG) != 0)
 		if (errno != EINTR)
-			return 0;
+			return CHILD_STATUS_UNKNOWN; /* ECHILD: another keeper's child */
 	if (si.si_code == CLD_EXITED)
 		return (si.si_status & 0xff) << 8;
 	return si.si_status & 0x7f;
@@ -143,6 +144,36 @@ int child_new(struct event_base *base, const struct jail_spawned *spawned, const
 	return 0;
 }
 
+int child_adopt(struct event_base *base, int32_t pid, uint64_t start_time, const struct child_ops *ops, struct child **out,
+		struct err *e)
+{
+	struct child *c = calloc(1, sizeof(*c));
+
+	*out = NULL;
+	if (!c)
+		return err_set(e, ERR_NOMEM, "no memory");
+	*c = (struct child){ .ops = *ops, .pid = pid, .pidfd = -1, .status_fd = -1, .start_time = start_time, .told = true };
+	if (pid > 0 && start_time > 0)
+		c->pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
+	/* Checked after it was opened, so that the number cannot have changed hands in between. */
+	if (c->pidfd < 0 || journal_start_time(pid) != start_time) {
+		destroy(c);
+		return err_set(e, ERR_NOT_FOUND, "process %d is not there any more", (int)pid);
+	}
+	c->exited = event_new(base, c->pidfd, EV_READ | EV_PERSIST, on_exited, c);
+	if (!c->exited || event_add(c->exited, NULL) != 0) {
+		destroy(c);
+		return err_set(e, ERR_NOMEM, "no memory");
+	}
+	*out = c;
+	return 0;
+}
+
+void child_leave(struct child *c)
+{
+	destroy(c);
+}
+
 void child_kill(struct child *c)
 {
 	send_kill(c);
@@ -172,7 +203,9 @@ void child_status_text(int status, char out[64])
 {
 	bool ok;
 
-	if (WIFSIGNALED(status) && WTERMSIG(status) == SIGSYS)
+	if (status == CHILD_STATUS_UNKNOWN)
+		ok = text_copy(out, 64, "exit status unknown to this noded");
+	else if (WIFSIGNALED(status) && WTERMSIG(status) == SIGSYS)
 		ok = text_fmt(out, 64, "signal %d, a call that its filter does not list", SIGSYS);
 	else if (WIFSIGNALED(status))
 		ok = text_fmt(out, 64, "signal %d (%s)", WTERMSIG(status), strsignal(WTERMSIG(status)));

@@ -1,7 +1,8 @@
 /*
  * keeper's start, loop and end (keeper.h). Root, one thread. Order of a start: directories, lock, what the host must have,
- * identity, what an earlier noded left, link. Order of a stop: nothing new, all VMs ended and reported, link, then exit; what could
- * not be reported within STOP_MS stays in the journal for the next start.
+ * identity, what an earlier noded left, link. Order of a stop by SIGINT: nothing new, all VMs ended and reported, link, then exit;
+ * what could not be reported within STOP_MS stays in the journal for the next start. By SIGTERM the VMs that can go on without us
+ * do, for the next noded to take over, and only the others are ended.
  */
 #include "keeper/keeper.h"
 #include "keeper/keeper_internal.h"
@@ -58,10 +59,15 @@ static void stop_loop(struct keeper *k)
 	event_base_loopbreak(k->base);
 }
 
+/* Nothing to wait for: what still lives is left to the next noded. */
 void keeper_maybe_stopped(struct keeper *k)
 {
-	if (k->stopping && !k->vms)
-		stop_loop(k);
+	if (!k->stopping)
+		return;
+	for (const struct vm *vm = k->vms; vm; vm = vm->next)
+		if (k->ends_all || !adopt_stays(vm))
+			return;
+	stop_loop(k);
 }
 
 static void on_stop_timer(evutil_socket_t fd, short what, void *arg)
@@ -71,10 +77,23 @@ static void on_stop_timer(evutil_socket_t fd, short what, void *arg)
 	(void)fd;
 	(void)what;
 	for (const struct vm *vm = k->vms; vm; vm = vm->next)
-		log_warn("run=%s vm=%s not reported before the stop; the next start does it", vm->journal.run_id, vm->journal.vm);
+		if (k->ends_all || !adopt_stays(vm))
+			log_warn("run=%s vm=%s not reported before the stop; the next start does it", vm->journal.run_id,
+					vm->journal.vm);
 	stop_loop(k);
 }
 
+static void end_at_stop(struct vm *vm)
+{
+	if (!vm->keeper->ends_all && adopt_stays(vm))
+		log_info("run=%s vm=%s stays for the next noded; without one its lease ends it lease_ms=%lld", vm->journal.run_id,
+				vm->journal.vm, (long long)((vm->keeper->lease_deadline_boot_ns - clock_boot_ns()) / 1000000));
+	/* Where the broker's end is on its way, nothing is added to it. */
+	else if (!vm->replay[REPLAY_END].body)
+		vm_end(vm, ERRCODE_NODE_RESTARTED, "noded was stopped while the run was on this host");
+}
+
+/* SIGTERM is a restart or an upgrade: runs go on. SIGINT ends them. */
 static void on_signal(evutil_socket_t sig, short what, void *arg)
 {
 	const struct timeval tv = { .tv_sec = STOP_MS / 1000 };
@@ -88,15 +107,14 @@ static void on_signal(evutil_socket_t sig, short what, void *arg)
 		stop_loop(k);
 		return;
 	}
-	log_info("stopping signal=%d", (int)sig);
+	k->ends_all = sig == SIGINT;
+	log_info("stopping signal=%d runs=\"%s\"", (int)sig, k->ends_all ? "are ended" : "go on where they can");
 	k->stopping = true;
 	link_side_capacity(k);
 	event_add(k->stop_timer, &tv);
 	for (struct vm *vm = k->vms; vm; vm = next) {
 		next = vm->next;
-		/* Where the broker's end is on its way, nothing is added to it. */
-		if (!vm->replay[REPLAY_END].body)
-			vm_end(vm, ERRCODE_NODE_RESTARTED, "noded was stopped while the run was on this host");
+		end_at_stop(vm);
 	}
 	keeper_maybe_stopped(k);
 }
@@ -111,6 +129,10 @@ static void watch(struct keeper *k, struct vm *vm)
 		.vmm_alive = vm->proc[SLOT_VMM].state == PROC_ALIVE,
 	};
 
+	if (vm->adopt_began_ns > 0 && clock_boot_ns() - vm->adopt_began_ns > ADOPT_LIMIT_NS) {
+		adopt_failed(vm, "it does not answer");
+		return;
+	}
 	switch (vm_overdue(&w, clock_boot_ns())) {
 	case VM_BOOT_OVERDUE: vm_fail_start(vm, "the boot is far over its deadline, and the broker did not end it"); break;
 	case VM_LEASE_OVERDUE:
@@ -329,8 +351,13 @@ static void stop(struct keeper *k)
 {
 	link_side_stop(k);
 	metrics_close(k);
-	while (k->vms)
-		vm_free(k->vms); /* kills; journal and cgroups stay for the next start */
+	/* Journal and cgroups stay for the next start, which also ends what was half made. */
+	while (k->vms) {
+		if (k->ends_all)
+			vm_free(k->vms);
+		else
+			vm_leave(k->vms);
+	}
 	for (int i = 0; i < 2; i++)
 		free_event(k->signals[i]);
 	free_event(k->stop_timer);

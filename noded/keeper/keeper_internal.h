@@ -3,6 +3,7 @@
 #define NODED_KEEPER_INTERNAL_H
 
 #include "keeper/admission.h"
+#include "keeper/adopt.h"
 #include "keeper/child.h"
 #include "keeper/host.h"
 #include "keeper/identity.h"
@@ -61,6 +62,7 @@ struct vm {
 	uint8_t *secrets; /* opened; wiped when freed */
 	size_t secrets_len;
 	int64_t received_boot_ns;
+	int64_t adopt_began_ns;        /* when its broker was asked; 0 = nothing is asked */
 	int64_t boot_began_ns;         /* when its turn to boot came */
 	int64_t exec_boot_ns;          /* 0 until the VMM was exec'd */
 	int64_t destroy_boot_ns;       /* when the VMM's end was ordered or seen; 0 = not yet */
@@ -116,7 +118,9 @@ struct keeper {
 	uint32_t booting, max_booting;
 	uint64_t epoch;
 	int64_t lease_deadline_boot_ns; /* 0 = never granted */
-	bool draining, stopping, dirty;
+	bool draining, dirty;
+	bool stopping; /* nothing new; the loop is left when what is to end has ended */
+	bool ends_all; /* ... which is every VM; else those that can live on are left to the next noded */
 	int ready_fd;
 	int lock_fd;
 	char tag[9]; /* last part of our cgroups' names: a hash of state_dir, so that nodeds side by side leave each other's alone
@@ -188,9 +192,21 @@ void vm_end(struct vm *vm, enum errcode code, const char *text); /* keeper ends 
 void vm_kill_silently(struct vm *vm);
 void vm_done(struct vm *vm); /* controld has the end */
 struct vm *vm_new(struct keeper *k, const struct journal *j);
-void vm_free(struct vm *vm); /* out of the list first */
+void vm_free(struct vm *vm);  /* kills its processes; out of the list first */
+void vm_leave(struct vm *vm); /* frees it, and lets its processes live */
+
+/* adopt.c */
+#define ADOPT_LIMIT_NS INT64_C(15000000000) /* a broker has this long to answer, as long as a host that is busy may need */
+enum adopt_verdict adopt_look(const struct vm *vm, bool slot); /* slot: it is this VM's alone */
+/* Connects and asks. -1: nothing was asked, and what was made is cleaned up with the VM. */
+int adopt_begin(struct vm *vm, struct err *e) EPH_MUST_CHECK;
+int adopt_answered(struct vm *vm, const uint8_t *body, size_t n, int fd, struct err *e) EPH_MUST_CHECK; /* takes fd over */
+void adopt_failed(struct vm *vm, const char *why); /* ends the VM; may free it */
+bool adopt_identify(struct vm *vm);                /* tells a new broker what a later keeper will say; false: it does not take it */
+bool adopt_stays(const struct vm *vm);             /* it can live on without this keeper */
 
 /* vm_start.c */
+int vm_watch_process(struct vm *vm, enum slot_role role, struct err *e) EPH_MUST_CHECK; /* of an earlier keeper, by the journal */
 int vm_start(struct vm *vm, struct err *e) EPH_MUST_CHECK;
 int vm_link_job(struct keeper *k, struct jail_job *job, struct err *e) EPH_MUST_CHECK;
 

@@ -1,6 +1,6 @@
 /*
- * What an earlier noded left behind: kills it, cleans it up, and has its runs reported as interrupted. Called once at start, before
- * link; blocks for the disk. (Living VMs are not adopted yet to go on: they are ended; journal and spool are made for adoption.)
+ * What an earlier noded left behind: VMs whose brokers live are taken over (adopt.c); what cannot be is killed, cleaned up, and its
+ * run reported. Called once at start, before link; blocks for the disk, and until the earlier link has ended.
  */
 #include "keeper/keeper_internal.h"
 
@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #define KILL_WAIT_MS 2000
+#define LINK_WAIT_MS 5000
 #define PARENTS_FILE "cgroup-parents"
 #define PARENTS_BYTES 8192
 #define FORGET_TRIES 20
@@ -30,6 +31,7 @@
 struct recovery {
 	struct keeper *keeper;
 	uint32_t runs, groups;
+	bool link_lives;
 };
 
 /*
@@ -54,28 +56,90 @@ static void kill_named(const struct journal *j, const char *boot_id, enum slot_r
 	close(gone.fd);
 }
 
+/* What is left of it is on its way out; the steps of vm.c clean up behind it. */
+static void end_found(struct vm *vm, enum adopt_verdict verdict, const char *why)
+{
+	const struct adopt_meaning *m = adopt_meaning(verdict);
+	const struct journal *j = &vm->journal;
+	char text[400];
+
+	vm->keeper->stats.adoptions[m->count]++;
+	for (int role = 0; role < SLOT_ROLES; role++) {
+		kill_named(j, vm->keeper->host.boot_id, (enum slot_role)role);
+		if (vm->proc[role].child)
+			child_leave(vm->proc[role].child);
+		vm->proc[role].child = NULL;
+		vm->proc[role].state = vm->proc[role].cgroup ? PROC_LEFT : PROC_NONE;
+	}
+	vm->adopt_began_ns = 0;
+	if (j->kind != JOURNAL_RUN) {
+		vm_kill_silently(vm);
+		return;
+	}
+	if (!text_fmt(text, sizeof(text), why ? "%s: %.200s" : "%s", m->text, why))
+		text[0] = '\0';
+	/* A run that had not started is no worse for it: it goes to the next host, and no attempt is counted. */
+	vm_end(vm, j->state < JOURNAL_ASKED ? ERRCODE_NODE_RESTARTED : m->code, text);
+}
+
+/* Everything that it holds is counted first: nothing is given to others before it is gone. */
+static struct vm *hold(struct keeper *k, const struct journal *j, bool *slot)
+{
+	struct vm *vm = vm_new(k, j);
+
+	if (!vm)
+		return NULL;
+	vm->recovered = true;
+	admission_hold(&k->admission, j->memory_mib, j->vcpus);
+	*slot = slots_hold(k->slots, j->slot);
+	for (int role = 0; role < SLOT_ROLES; role++) {
+		vm->proc[role].cgroup = cgroup_adopt(k->host.cgroups, j->cgroup[role]);
+		vm->proc[role].state = vm->proc[role].cgroup ? PROC_LEFT : PROC_NONE;
+	}
+	if (j->kind == JOURNAL_RUN && !j->spool_is_memfd &&
+			text_fmt(vm->spool_path, sizeof(vm->spool_path), "%s/%s", k->spool_dir, j->vm))
+		vm->spool_fd = open(vm->spool_path, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+	return vm;
+}
+
 static void on_entry(void *arg, const struct journal *j)
 {
 	struct recovery *r = arg;
-	struct keeper *k = r->keeper;
-	struct vm *vm = vm_new(k, j);
+	bool slot = false;
+	struct vm *vm = hold(r->keeper, j, &slot);
+	enum adopt_verdict verdict;
+	struct err e;
 
 	if (!vm) {
 		log_error("run=%s vm=%s no memory to recover it", j->run_id, j->vm);
 		return;
 	}
 	r->runs++;
-	vm->recovered = true;
-	if (!slots_hold(k->slots, j->slot))
-		log_warn("run=%s vm=%s its slot is out of range now slot=%u", j->run_id, j->vm, j->slot);
-	for (int role = 0; role < SLOT_ROLES; role++) {
-		kill_named(j, k->host.boot_id, (enum slot_role)role);
-		vm->proc[role].cgroup = cgroup_adopt(k->host.cgroups, j->cgroup[role]);
-		vm->proc[role].state = vm->proc[role].cgroup ? PROC_LEFT : PROC_NONE;
-	}
-	if (!j->spool_is_memfd && text_fmt(vm->spool_path, sizeof(vm->spool_path), "%s/%s", k->spool_dir, j->vm))
-		vm->spool_fd = open(vm->spool_path, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
-	log_warn("run=%s vm=%s found in the journal state=%d slot=%u", j->run_id, j->vm, (int)j->state, j->slot);
+	verdict = adopt_look(vm, slot);
+	log_info("run=%s vm=%s found in the journal state=%d slot=%u verdict=%d", j->run_id, j->vm, (int)j->state, j->slot,
+			(int)verdict);
+	if (verdict != ADOPT_TAKE)
+		end_found(vm, verdict, NULL);
+	else if (adopt_begin(vm, &e))
+		end_found(vm, ADOPT_NO_SOCKET, e.text);
+	else
+		vm_step_all(vm);
+}
+
+/* By the last part of its name; another noded has another. */
+static bool is_ours(const struct keeper *k, const char *group)
+{
+	const char *tag = strrchr(group, '.');
+
+	return tag && strcmp(tag + 1, k->tag) == 0;
+}
+
+static bool is_vm_here(const struct keeper *k, const char *id)
+{
+	for (const struct vm *vm = k->vms; vm; vm = vm->next)
+		if (strcmp(vm->journal.vm, id) == 0)
+			return true;
+	return false;
 }
 
 /* Groups named like a VM's that no journal entry knows: made, and the machine died before the entry was whole, or an entry was
@@ -85,10 +149,9 @@ static void on_group(void *arg, const char *name)
 	struct recovery *r = arg;
 	struct cgroup *g;
 	struct err e;
-	const char *tag = strrchr(name, '.');
 
-	if (!tag || strcmp(tag + 1, r->keeper->tag) != 0)
-		return; /* another noded's */
+	if (!is_ours(r->keeper, name))
+		return;
 	for (const struct vm *vm = r->keeper->vms; vm; vm = vm->next)
 		for (int role = 0; role < SLOT_ROLES; role++)
 			if (strcmp(vm->journal.cgroup[role], name) == 0)
@@ -114,7 +177,7 @@ static void remove_directories(struct keeper *k)
 	if (!d)
 		return;
 	while ((entry = readdir(d)) != NULL) {
-		if (!id_valid("vm", entry->d_name))
+		if (!id_valid("vm", entry->d_name) || is_vm_here(k, entry->d_name))
 			continue;
 		for (int i = 0; i < SLOT_ROLES; i++)
 			if (text_fmt(path, sizeof(path), "%s/%s/%s", k->vm_dir, entry->d_name, parts[i]) && rmdir(path) != 0 &&
@@ -186,25 +249,44 @@ void recover_look_at_slots(struct keeper *k)
 				foreign);
 }
 
+static void on_link_group(void *arg, const char *name)
+{
+	struct recovery *r = arg;
+	struct cgroup *g = is_ours(r->keeper, name) ? cgroup_adopt(r->keeper->host.cgroups, name) : NULL;
+	struct err e;
+	bool lives = true;
+
+	if (!g)
+		return;
+	/* It speaks for this node until it is dead: two that do would confuse whoever listens. */
+	for (int waited = 0; waited < LINK_WAIT_MS && lives; waited += FORGET_PAUSE_MS) {
+		cgroup_kill(g);
+		lives = cgroup_populated(g);
+		if (lives)
+			poll(NULL, 0, FORGET_PAUSE_MS);
+	}
+	if (lives)
+		r->link_lives = true;
+	else if (cgroup_remove(g, &e) != 0)
+		log_debug("link's group stays for a moment name=%s", name);
+	cgroup_free(g);
+}
+
 int recover(struct keeper *k, struct err *e)
 {
 	struct recovery r = { .keeper = k };
-	struct vm *next;
 
+	cgroups_each(k->host.cgroups, "link_", on_link_group, &r);
+	if (r.link_lives)
+		return err_set(e, ERR_CONFLICT, "the link process of an earlier noded does not end: it is killed and still there");
 	if (journal_each(k->journal_dir, on_entry, &r, e))
 		return err_wrap(e, "journal");
 	cgroups_each(k->host.cgroups, "vm_", on_group, &r);
-	cgroups_each(k->host.cgroups, "link_", on_group, &r);
 	forget_parents(k);
 	if (r.runs + r.groups > 0)
-		log_warn("an earlier noded left runs=%u groups=%u", r.runs, r.groups);
+		log_info("an earlier noded left vms=%u groups=%u", r.runs, r.groups);
 	recover_look_at_slots(k);
-	for (struct vm *vm = k->vms; vm; vm = next) {
-		next = vm->next;
-		vm_end(vm, ERRCODE_NODE_RESTARTED, "noded was restarted while the run was on this host");
-	}
-	if (!k->vms)
-		remove_directories(k);
+	remove_directories(k);
 	return 0;
 }
 

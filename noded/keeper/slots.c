@@ -130,6 +130,14 @@ static bool read_status(const char *pid, char *out, size_t size)
 	return true;
 }
 
+bool slots_uid_of(int32_t pid, uint32_t *uid)
+{
+	char text[4096], name[16], state;
+
+	return text_fmt(name, sizeof(name), "%d", (int)pid) && read_status(name, text, sizeof(text)) &&
+	       slots_parse_status(text, uid, &state);
+}
+
 static void mark(struct slots *s, uint32_t uid, char state)
 {
 	uint32_t slot = (uid - s->uid_base) / SLOT_ROLES;

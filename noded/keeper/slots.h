@@ -28,6 +28,8 @@ uint32_t slots_uid(const struct slots *s, uint32_t slot, enum slot_role role);
 /* Looks through /proc for live processes (a zombie is not one) with ids of slots that nobody of ours has: those slots are not given
  * out until a later look finds them empty. Returns how many such slots there are. */
 uint32_t slots_look(struct slots *s);
+/* Real user id of a live process. */
+bool slots_uid_of(int32_t pid, uint32_t *uid) EPH_MUST_CHECK;
 /* Pure: the real uid and the state letter from the text of /proc/PID/status. */
 bool slots_parse_status(const char *text, uint32_t *uid, char *state);
 

@@ -59,6 +59,16 @@ struct vm *vm_new(struct keeper *k, const struct journal *j)
 	return vm;
 }
 
+void vm_leave(struct vm *vm)
+{
+	for (int i = 0; i < SLOT_ROLES; i++) {
+		if (vm->proc[i].child)
+			child_leave(vm->proc[i].child);
+		vm->proc[i].child = NULL;
+	}
+	vm_free(vm);
+}
+
 void vm_free(struct vm *vm)
 {
 	for (struct vm **p = &vm->keeper->vms; *p; p = &(*p)->next)
@@ -270,7 +280,7 @@ static bool clean_vmm(struct vm *vm)
 		return false;
 	vm->gone_ms = (clock_boot_ns() - vm->destroy_boot_ns) / 1000000;
 	stats_took(&vm->keeper->stats.destroy, vm->gone_ms);
-	if (!vm->recovered && !vm->unreserved)
+	if (!vm->unreserved)
 		admission_give_vm(&vm->keeper->admission, vm->journal.memory_mib, vm->journal.vcpus);
 	log_info("run=%s vm=%s gone gone_ms=%lld", vm->journal.run_id, vm->journal.vm, (long long)vm->gone_ms);
 	keeper_changed(vm->keeper);
@@ -293,11 +303,11 @@ static bool close_vm(struct vm *vm)
 	if (vm->gone_ms < 0) {
 		/* It never had a VMM. */
 		vm->gone_ms = 0;
-		if (!vm->recovered && !vm->unreserved)
+		if (!vm->unreserved)
 			admission_give_vm(&k->admission, vm->journal.memory_mib, vm->journal.vcpus);
 	}
 	slots_give(k->slots, vm->journal.slot);
-	if (!vm->recovered && !vm->unreserved)
+	if (!vm->unreserved)
 		admission_give_slot(&k->admission);
 	vm_boot_over(vm);
 	vm->seen.closed = true;

@@ -34,6 +34,7 @@
 #define BROKER_MEMORY                                                                                                              \
 	(128 * MIB * ROLE_MEMORY_FACTOR) /* a call and a reply of 4 MiB each in a few copies, libcurl, resolver threads */
 #define CHANNEL_MEMORY (64 * MIB * ROLE_MEMORY_FACTOR) /* a call, a reply and a result, and 16 MiB towards the broker */
+#define CTL_BACKLOG 16                                 /* keepers that died before they were heard */
 #define BROKER_PIDS 64
 #define CHANNEL_PIDS 16
 #define VMM_CPU_EXTRA_PERCENT 50 /* of one CPU, beside one CPU a vcpu: main loop, block layer */
@@ -80,7 +81,7 @@ static int open_ctl(const struct vm *vm, struct err *e)
 	if (!text_fmt(at.sun_path, sizeof(at.sun_path), "%s/%s/%s", vm->keeper->vm_dir, vm->journal.vm, VM_CTL_NAME))
 		return err_set(e, ERR_LIMIT, "run_dir is too long");
 	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-	if (fd >= 0 && bind(fd, (struct sockaddr *)&at, sizeof(at)) == 0 && listen(fd, 1) == 0)
+	if (fd >= 0 && bind(fd, (struct sockaddr *)&at, sizeof(at)) == 0 && listen(fd, CTL_BACKLOG) == 0)
 		return fd;
 	err_set_errno(e, "listen on %s", at.sun_path);
 	if (fd >= 0)
@@ -369,10 +370,19 @@ static void on_broker_exit(void *arg, int status)
 		vm_step_all(vm);
 }
 
+static void (*const on_exit_of[SLOT_ROLES])(void *, int) = { on_broker_exit, on_channel_exit, on_vmm_exit };
+
+int vm_watch_process(struct vm *vm, enum slot_role role, struct err *e)
+{
+	const struct child_ops ops = { .on_exit = on_exit_of[role], .arg = vm };
+	const struct journal_process *p = &vm->journal.process[role];
+
+	return child_adopt(vm->keeper->base, p->pid, p->start_time, &ops, &vm->proc[role].child, e);
+}
+
 static int spawn(struct vm *vm, enum slot_role role, const int *fds, size_t count, struct err *e)
 {
-	static void (*const on_exit[SLOT_ROLES])(void *, int) = { on_broker_exit, on_channel_exit, on_vmm_exit };
-	struct child_ops ops = { .on_exec = role == SLOT_VMM ? on_vmm_exec : on_role_exec, .on_exit = on_exit[role], .arg = vm };
+	struct child_ops ops = { .on_exec = role == SLOT_VMM ? on_vmm_exec : on_role_exec, .on_exit = on_exit_of[role], .arg = vm };
 	struct vm_proc *p = &vm->proc[role];
 	struct jail_spawned spawned;
 	struct jail_job job;
@@ -407,6 +417,8 @@ static int spawn_all(struct vm *vm, struct start_fds *f, struct err *e)
 		return -1;
 	}
 	f->keeper_broker[0] = -1;
+	if (!adopt_identify(vm))
+		return err_set(e, ERR_UNAVAILABLE, "the broker does not take frames");
 	return journal_store(vm->keeper->journal_dir, &vm->journal, e);
 }
 

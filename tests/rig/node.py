@@ -86,7 +86,18 @@ class Node:
     def log_tail(self, lines=60):
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:]) if self.log.exists() else ""
 
-    def stop(self, how=signal.SIGTERM, seconds=30):
+    def restart(self, how=signal.SIGKILL, bin_dir=None):
+        """Another noded on the same state, of another binary when that is given; runs that can go on do."""
+        self.stop(how)
+        self.bin_dir = bin_dir or self.bin_dir
+        return self.start()
+
+    def logged(self, text):
+        """Lines of noded's log, of all its starts, that hold the text."""
+        return [line for line in self.log.read_text(errors="replace").splitlines() if text in line]
+
+    def stop(self, how=signal.SIGINT, seconds=30):
+        """SIGINT ends every VM; SIGTERM and SIGKILL leave those that can go on."""
         if self.process and self.process.poll() is None:
             self.process.send_signal(how)
             self.process.wait(seconds)

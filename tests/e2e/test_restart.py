@@ -1,0 +1,206 @@
+"""noded is killed, stopped, upgraded and started again while runs go on: they do, and what cannot is ended and told."""
+import os
+import pathlib
+import shutil
+import signal
+
+import pytest
+import wait
+from client import check_chain, check_timeline, output_of, say, shell, turns
+from follower import Follower
+
+SLOW = {"delay_ms": 30000}
+
+
+def whole(stack, run_id, follower=None):
+    """The run's end, and all that must hold of it: one end, one chain, a stream without a gap."""
+    client = stack.client_of[run_id]
+    run = client.settled(run_id, 150)
+    events = client.events(run_id)
+    check_timeline(run, events)
+    check_chain(stack.control.event_rows(run_id))
+    kinds = [e["type"] for e in events]
+    assert kinds.count("run.settled") == 1 and kinds.count("worker.started") <= 1, kinds
+    if follower:
+        follower.check(stack.control)
+    return run, events
+
+
+def good(stack, run_id, follower=None):
+    run, events = whole(stack, run_id, follower)
+    assert run["status"] == "succeeded", (run["error"], [e["type"] for e in events])
+    assert [e["type"] for e in events].count("microvm.destroyed") == 1
+    return run, events
+
+
+def adopted(stack, run_id):
+    return [line for line in stack.node.logged(f"run={run_id} ") if " adopted state=" in line]
+
+
+@pytest.fixture
+def restartable(make_stack):
+    """make(node={...}, control={...}) -> a stack whose runs remember their client."""
+    def make(**more):
+        stack = make_stack(control={"lease_seconds": 60, **more.pop("control", {})}, node={"max_vms": 6, "vcpus": 16, "memory_mib": 8192, **more.pop("node", {})})
+        stack.client_of, client = {}, stack.client()
+
+        def begin(*script, **fields):
+            made = client.create(prompt=turns(*script), **fields)["id"]
+            stack.client_of[made] = client
+            return made
+        stack.begin, stack.one = begin, client
+        return stack
+    return make
+
+
+def clean(stack):
+    stack.node.clean(40)
+    stack.control.check_ledger()
+
+
+@pytest.mark.guest
+@pytest.mark.timeout(600)
+def test_killed_while_runs_are_at_every_step(restartable):
+    """At work in a command, in a model call, at its end, booting, and waiting for its turn to boot; killed twice."""
+    stack = restartable()
+    model = stack.begin(say("late", **SLOW))
+    stack.one.event(model, "worker.started", 90)
+    command = stack.begin(shell("echo begun; sleep 20; echo ended"), say("{{tool:1}}"))
+    stack.one.event(command, "shell.started", 90)
+    ending = stack.begin(say("soon over", delay_ms=1500))
+    stack.one.event(ending, "worker.started", 90)
+    followers = {run: Follower(stack.one, run, 200) for run in (command, ending, model)}
+    booting = stack.begin(say("booted"))
+    wait.until(lambda: stack.node.logged(f"run={booting} "), 30, "the run to be on the host")
+    waiting = stack.begin(shell("echo here"), say("waited"))
+    wait.until(lambda: stack.node.logged(f"run={waiting} "), 30, "the run to be on the host")
+    stack.node.restart()
+    wait.until(lambda: adopted(stack, command) and adopted(stack, model), 30, "runs to be taken over")
+    stack.node.restart()
+    for run_id in (command, ending, model, booting, waiting):
+        good(stack, run_id, followers.get(run_id))
+    assert "ended" in stack.one.read(command)["output"] and len(adopted(stack, command)) == 2 and len(adopted(stack, model)) >= 1
+    assert output_of(stack.one.events(command)) == "begun\nended\n"
+    assert not stack.node.logged("ERROR"), stack.node.logged("ERROR")
+    clean(stack)
+
+
+@pytest.mark.guest
+@pytest.mark.timeout(600)
+def test_upgrade(restartable, tmp_path, bin_dir):
+    """SIGTERM leaves the run, another binary takes it over; cancelled while none was there, it hears of it from the next."""
+    stack = restartable()
+    cancelled = stack.begin(shell("sleep 100"), say("never said"))
+    goes_on = stack.begin(shell("sleep 12; echo ended"), say("{{tool:1}}"))
+    for run_id in (cancelled, goes_on):
+        stack.one.event(run_id, "shell.started", 90)
+    assert stack.node.stop(signal.SIGTERM) == 0
+    assert len(stack.node.role_pids("vmm")) == 2 and not stack.node.role_pids("link")
+    assert len(stack.node.logged("stays for the next noded")) == 2
+    stack.one.cancel(cancelled)
+    other = tmp_path / "bin"
+    other.mkdir()
+    shutil.copy(pathlib.Path(bin_dir, "noded"), other / "noded")
+    stack.node.bin_dir = str(other)
+    stack.node.start()
+    assert os.readlink(f"/proc/{stack.node.process.pid}/exe") == str(other / "noded")
+    run, _ = whole(stack, cancelled)
+    assert run["status"] == "cancelled", run
+    run, _ = good(stack, goes_on)
+    assert run["output"].startswith("ended") and adopted(stack, goes_on)
+    clean(stack)
+
+
+@pytest.mark.guest
+@pytest.mark.timeout(600)
+def test_what_dies_while_noded_is_away(restartable):
+    """Broker, VMM, and a run that ends by itself; each is told as what it is."""
+    stack = restartable()
+    without_vmm = stack.begin(shell("sleep 100"), say("never said"))
+    without_broker = stack.begin(shell("sleep 100"), say("never said"))
+    over = stack.begin(shell("sleep 6; echo ended"), say("{{tool:1}}"))
+    pids = {}
+    for run_id in (without_vmm, without_broker, over):
+        stack.one.event(run_id, "shell.started", 90)
+        pids[run_id] = processes_of(stack, run_id)
+    stack.node.stop(signal.SIGKILL)
+    os.kill(pids[without_vmm]["vmm"], signal.SIGKILL)
+    os.kill(pids[without_broker]["broker"], signal.SIGKILL)
+    wait.until(lambda: not alive(pids[over]["vmm"]), 60, "the end of the run's VM, without a noded")
+    stack.node.start()
+    run, _ = good(stack, over)
+    assert run["output"].startswith("ended")
+    run, _ = whole(stack, without_vmm)
+    assert (run["status"], run["error"]["code"]) == ("failed", "vm_crashed"), run
+    run, _ = whole(stack, without_broker)
+    assert (run["status"], run["error"]["code"]) == ("interrupted", "broker_lost"), run
+    clean(stack)
+
+
+@pytest.mark.guest
+@pytest.mark.timeout(600)
+def test_away_for_longer_than_the_lease(restartable):
+    """The VM dies by its broker's hand; who comes late reports what it cost, if anybody still wants to hear it."""
+    stack = restartable(control={"lease_seconds": 8, "lease_renew_seconds": 1, "lease_grace_seconds": 1})
+    run_id = stack.begin(shell("sleep 100"), say("never said"))
+    stack.one.event(run_id, "shell.started", 90)
+    vmm = processes_of(stack, run_id)["vmm"]
+    stack.node.stop(signal.SIGKILL)
+    wait.until(lambda: not alive(vmm), 30, "the VM to be killed by its broker")
+    run = stack.one.settled(run_id, 60)
+    assert run["status"] == "interrupted" and run["error"]["code"] in ("node_lost", "lease_expired"), run
+    stack.node.start()
+    clean(stack)
+    assert stack.one.run(turns(say("fresh")))["status"] == "succeeded"
+
+
+@pytest.mark.guest
+@pytest.mark.timeout(600)
+def test_stopped_for_good(restartable):
+    """SIGINT ends runs and reports them; a second signal leaves at once."""
+    stack = restartable()
+    run_id = stack.begin(shell("sleep 100"), say("never said"))
+    stack.one.event(run_id, "shell.started", 90)
+    assert stack.node.stop(signal.SIGINT) == 0
+    assert not stack.node.role_pids("vmm") and not stack.node.role_pids("broker")
+    run, _ = whole(stack, run_id)
+    assert (run["status"], run["error"]["code"]) == ("interrupted", "node_restarted"), run
+    stack.node.start()
+    clean(stack)
+
+
+@pytest.mark.guest
+@pytest.mark.timeout(600)
+def test_another_configuration_cannot_take_over(restartable):
+    """With other user ids the VM could not be told from others': killed, and told."""
+    stack = restartable()
+    run_id = stack.begin(shell("sleep 100"), say("never said"))
+    stack.one.event(run_id, "shell.started", 90)
+    pids = processes_of(stack, run_id)
+    stack.node.stop(signal.SIGTERM)
+    stack.node.uid_base += 64 * 3
+    stack.node.write_config(uid_base=stack.node.uid_base)
+    stack.node.start()
+    run, _ = whole(stack, run_id)
+    assert (run["status"], run["error"]["code"]) == ("interrupted", "node_restarted") and "uid_base" in run["error"]["message"], run
+    assert not any(alive(pid) for pid in pids.values())
+    clean(stack)
+
+
+def alive(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in ("Z", "X")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def processes_of(stack, run_id):
+    """Pids of the run's broker, channel and VMM, by the control groups of its VM."""
+    vm = next(line for line in stack.node.logged(f"run={run_id} ") if " admitted " in line).split(" vm=")[1].split()[0]
+    found = {}
+    for role in ("broker", "channel", "vmm"):
+        for pid in stack.node.role_pids(role):
+            if f"/{vm}.{role}." in pathlib.Path(f"/proc/{pid}/cgroup").read_text():
+                found[role] = pid
+    assert len(found) == 3, found
+    return found
