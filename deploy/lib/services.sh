@@ -12,7 +12,7 @@ saved() {
 
 # A new database knows nobody: what was made in the old one is forgotten.
 forget_setup() {
-	stop_process noded TERM 40 || true
+	stop_process noded INT 40 || true # with its runs: a TERM would leave them for the next one
 	stop_process controld TERM 15 || true
 	rm -f "$VAR/state/org" "$VAR/state/api-key" "$VAR/state/operator-key" "$VAR/state/models" "$VAR/etc/join-token"
 	rm -rf "$VAR/node"

@@ -156,21 +156,6 @@ def test_away_for_longer_than_the_lease(restartable):
 
 @pytest.mark.guest
 @pytest.mark.timeout(600)
-def test_stopped_for_good(restartable):
-    """SIGINT ends runs and reports them; a second signal leaves at once."""
-    stack = restartable()
-    run_id = stack.begin(shell("sleep 100"), say("never said"))
-    stack.one.event(run_id, "shell.started", 90)
-    assert stack.node.stop(signal.SIGINT) == 0
-    assert not stack.node.role_pids("vmm") and not stack.node.role_pids("broker")
-    run, _ = whole(stack, run_id)
-    assert (run["status"], run["error"]["code"]) == ("interrupted", "node_restarted"), run
-    stack.node.start()
-    clean(stack)
-
-
-@pytest.mark.guest
-@pytest.mark.timeout(600)
 def test_another_configuration_cannot_take_over(restartable):
     """With other user ids the VM could not be told from others': killed, and told."""
     stack = restartable()

@@ -29,7 +29,6 @@ IMPOSSIBLE = {
 
 GOOD = ("succeeded", None)
 NO_START = ("failed", "vm_start_failed")
-RESTARTED = ("interrupted", "node_restarted")
 LOST = {"vmm": ("failed", "vm_crashed"), "channel": ("interrupted", "channel_lost"), "broker": ("interrupted", "broker_lost")}
 FENCED = {("interrupted", "node_lost"), ("interrupted", "lease_expired")}
 
@@ -80,9 +79,7 @@ def legal_when_killed(cell):
             return {LOST[process]}
         # What was decided stands, but a broker's result is only in the broker until it is reported.
         return {LOST["broker"]} if (process, step) == ("broker", "destroy") else {GOOD}
-    if process == "keeper":
-        # A run that has not started is queued again; one that has is never executed twice.
-        return {RESTARTED} if step in ("start", *AT_WORK, "destroy") else {GOOD}
+    # Keeper too: a run that has not started is queued again, and with any other its broker goes on until the next keeper is there.
     return {GOOD}
 
 
