@@ -57,6 +57,7 @@ enum family {
 	REQUESTS,
 	POLL_AGE,
 	LEASE_LEFT,
+	CLOCK_OFFSET,
 	LINK_RESTARTS,
 	FAMILIES
 };
@@ -122,6 +123,8 @@ static const struct metrics_family table[FAMILIES] = {
 	[POLL_AGE] = { N "poll_age_seconds", METRICS_GAUGE, "seconds", "Since a poll last was answered; -1 before the first." },
 	[LEASE_LEFT] = { N "lease_left_seconds", METRICS_GAUGE, "seconds",
 			"Until brokers here kill their VMs unless the lease is renewed; 0 without one." },
+	[CLOCK_OFFSET] = { N "clock_offset_seconds", METRICS_GAUGE, "seconds",
+			"How far controld's wall clock is before this host's, compared at each new connection." },
 	[LINK_RESTARTS] = { N "link_restarts", METRICS_COUNTER, NULL, "Link processes that ended and were started anew." },
 };
 
@@ -282,6 +285,9 @@ static void write_link(const struct link *l, struct metrics *m)
 	metrics_plain(m, l->polled_boot_ns > 0 ? (now - l->polled_boot_ns) / 1000000 : -1000, 3);
 	begin(m, LEASE_LEFT);
 	metrics_plain(m, left > 0 ? left / 1000000 : 0, 3);
+	begin(m, CLOCK_OFFSET);
+	if (p.clock_compared)
+		metrics_plain(m, p.clock_offset_ms, 3);
 	one(m, LINK_RESTARTS, l->stats.link_restarts);
 }
 

@@ -86,9 +86,11 @@ struct peers {
 	struct event *tick;
 	struct peer *peers[PEER_ADDRESSES_MAX];
 	size_t count, active;
-	uint32_t closing;  /* sockets whose nng_close has not returned */
-	uint64_t made;     /* connections so far */
-	uint32_t replaced; /* sockets given up so far: their memory is left behind */
+	uint32_t closing; /* sockets whose nng_close has not returned */
+	uint64_t made;    /* connections so far */
+	bool clock_compared;
+	int64_t clock_offset_ms; /* a controld's wall clock before ours, at the last challenge */
+	uint32_t replaced;       /* sockets given up so far: their memory is left behind */
 	uint64_t next_request_id;
 	int64_t pipe_dead_ms; /* see PIPE_DEAD_PART */
 };
@@ -319,7 +321,10 @@ void peers_lease(struct peers *p, uint32_t lease_ms)
 
 void peers_look(const struct peers *p, struct peers_state *out)
 {
-	*out = (struct peers_state){ .known = (uint32_t)p->count, .made = p->made };
+	*out = (struct peers_state){ .known = (uint32_t)p->count,
+		.made = p->made,
+		.clock_compared = p->clock_compared,
+		.clock_offset_ms = p->clock_offset_ms };
 	for (size_t i = 0; i < p->count; i++) {
 		out->connected += p->peers[i]->state != PEER_DOWN;
 		out->ready += p->peers[i]->state == PEER_READY;
@@ -376,6 +381,8 @@ static void challenge_answered(struct peer *peer, const struct link_reply *reply
 		return;
 	}
 	memcpy(peer->challenge, c.challenge, sizeof(peer->challenge));
+	peer->all->clock_offset_ms = c.server_time_ms - clock_real_ms();
+	peer->all->clock_compared = true;
 	set_state(peer, PEER_READY);
 }
 

@@ -45,6 +45,8 @@ void peers_lease(struct peers *p, uint32_t lease_ms);
 struct peers_state {
 	uint32_t known, connected, ready; /* addresses */
 	uint64_t made;                    /* connections so far */
+	bool clock_compared;
+	int64_t clock_offset_ms; /* a controld's wall clock before ours, when they were last compared */
 };
 void peers_look(const struct peers *p, struct peers_state *out); /* for metrics */
 /* Slots that could be used right now at the active controld. */
