@@ -65,8 +65,7 @@ enum family {
 #define N "ephemeral_node_"
 static const struct metrics_family table[FAMILIES] = {
 	[BUILD] = { N "build", METRICS_INFO, NULL, "The noded that answers." },
-	[HOST] = { N "host", METRICS_INFO, NULL,
-			"The host's VMM, the image of new VMs (first digits of its hash), isolation class and jail." },
+	[HOST] = { N "host", METRICS_INFO, NULL, "The host's VMM, the image of new VMs by its hash, isolation class and jail." },
 	[VMS] = { N "vms", METRICS_GAUGE, NULL, "VMs on this host by state." },
 	[VM_MEMORY] = { N "vm_memory_bytes", METRICS_GAUGE, "bytes",
 			"Memory that all VMMs use, as their control groups count it." },
