@@ -69,9 +69,11 @@ const struct config_key noded_keys[] = {
 	{ .name = "image_dir",
 			.type = CONFIG_STRING,
 			.offset = AT(image_dir),
-			.fallback = "/var/lib/ephemeral/image",
+			.optional = true,
 			.max = 512,
-			.help = "directory with vmlinux, initramfs.cpio, rootfs.sqfs and image.json (deploy/guest-image/pack)" },
+			.help = "directory with vmlinux, initramfs.cpio, rootfs.sqfs and image.json (deploy/guest-image/pack); "
+				"default: "
+				"noded fetches the image that controld names" },
 	{ .name = "vmm",
 			.type = CONFIG_ENUM,
 			.offset = AT(vmm),
@@ -214,7 +216,8 @@ const struct config_key noded_keys[] = {
 			.offset = AT(seccomp),
 			.fallback = "enforce",
 			.choices = "enforce|log",
-			.help = "log: calls that a process' filter does not list are written to the kernel's log and done; to find out "
+			.help = "log: calls that a process' filter does not list are written to the kernel's log and done; to find "
+				"out "
 				"what a list lacks, never for production" },
 	{ .name = "log_level",
 			.type = CONFIG_ENUM,
@@ -288,7 +291,8 @@ static int check(const struct noded_config *c, struct err *e)
 
 	if (c->controld && check_controlds(c->controld, e))
 		return -1;
-	if (absolute("state_dir", c->state_dir, e) || absolute("run_dir", c->run_dir, e) || absolute("image_dir", c->image_dir, e))
+	if (absolute("state_dir", c->state_dir, e) || absolute("run_dir", c->run_dir, e) ||
+			(c->image_dir && *c->image_dir && absolute("image_dir", c->image_dir, e)))
 		return -1;
 	if (c->join_token_file && absolute("join_token_file", c->join_token_file, e))
 		return -1;

@@ -24,6 +24,9 @@ enum role_frame {
 	RF_LINK_STATS, /* struct keeper_stats (noded/keeper/stats.h): all that this host counts, when it moved */
 	RF_LINK_HOST,  /* struct role_host: what metrics say of this host; first and when it changes. With the first one the metrics
 			  listener's descriptor, if there is one */
+	RF_LINK_IMAGE, /* encoded link_image: what this host starts VMs from, and how it is doing; when it changes */
+	RF_LINK_IMAGE_ASK, /* encoded link_image_blob: a piece that keeper wants; one at a time */
+	RF_LINK_BYE,       /* empty: this host stops and holds nothing; say so, answer RF_KEEPER_BYE */
 
 	/* link -> keeper */
 	RF_KEEPER_ENROLLED = 32, /* encoded link_enrol_reply */
@@ -34,6 +37,9 @@ enum role_frame {
 	RF_KEEPER_KILL,          /* token[16]: fenced; destroy without a word */
 	RF_KEEPER_DRAIN,         /* bool */
 	RF_KEEPER_SIGN,          /* token[16] not used by link; reserved */
+	RF_KEEPER_IMAGE,         /* encoded link_image_reply: what this host shall have */
+	RF_KEEPER_IMAGE_BLOB,    /* u64 offset, u64 total, bytes; total 0 = it was not to be had */
+	RF_KEEPER_BYE,           /* empty: the goodbye is said, or nobody hears it */
 
 	/* keeper -> broker */
 	RF_BROKER_ASSIGN = 64, /* struct role_broker_assign + descriptor of the run's spool, read and write, preallocated */

@@ -83,6 +83,9 @@ static void say_good(struct doctor *d, const char *name)
 		doctor_say(d, name, FINDING_OK, NULL, "%s, %s", h->vmm.version, h->binary);
 	else if (strcmp(name, "isolation") == 0)
 		say_isolation(d);
+	else if (strcmp(name, "image") == 0 && h->image_name[0] == '\0')
+		doctor_say(d, name, FINDING_WARN, "`ephemeral admin image add` and `use`: noded fetches it when it runs",
+				"none yet, and no run is taken without%s%s", h->image_note[0] ? ": " : "", h->image_note);
 	else if (strcmp(name, "image") == 0)
 		doctor_say(d, name, FINDING_OK, NULL, "%.12s, intact", h->image_name);
 	else if (strcmp(name, "memory") == 0)

@@ -298,14 +298,16 @@ int broker_side_assign(struct vm *vm, struct err *e)
 		.lease_deadline_boot_ns = vm->keeper->lease_deadline_boot_ns,
 		.boot_deadline_ms = h->boot_timeout_ms,
 	};
+	char image[2 * SHA256_LEN + 1];
 	bool sent;
 
 	if (!vm->broker)
 		return err_set(e, ERR_CONFLICT, "the broker is gone");
 	if (a.lease_deadline_boot_ns == 0)
 		a.lease_deadline_boot_ns = vm->received_boot_ns + LEASE_UNKNOWN_NS;
-	memcpy(a.image_hash, h->image_hash, sizeof(a.image_hash));
-	if (!text_fmt(a.image, sizeof(a.image), "%.12s", h->image_name) || !text_copy(a.vmm, sizeof(a.vmm), h->vmm.version) ||
+	memcpy(a.image_hash, vm->journal.image_hash, sizeof(a.image_hash));
+	text_hex(a.image_hash, sizeof(a.image_hash), image);
+	if (!text_fmt(a.image, sizeof(a.image), "%.12s", image) || !text_copy(a.vmm, sizeof(a.vmm), h->vmm.version) ||
 			!text_copy(a.isolation, sizeof(a.isolation), h->isolation) || !text_copy(a.jail, sizeof(a.jail), h->jail) ||
 			!text_copy(a.start_mode, sizeof(a.start_mode), start_modes[vm->journal.start_mode]))
 		return err_set(e, ERR_INTERNAL, "description of this host is too long");

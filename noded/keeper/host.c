@@ -215,7 +215,10 @@ static int find_vmm(const struct noded_config *c, struct host *h, struct err *e)
 
 static int open_image(const struct noded_config *c, struct host *h, struct err *e)
 {
-	return host_open_image(h, c->image_dir, e);
+	if (c->image_dir && *c->image_dir)
+		return host_open_image(h, c->image_dir, e);
+	host_open_stored_image(h, c->state_dir);
+	return 0;
 }
 
 static int count_host(const struct noded_config *c, struct host *h, struct err *e)
@@ -287,9 +290,5 @@ void host_close(struct host *h)
 {
 	cgroups_free(h->cgroups);
 	h->cgroups = NULL;
-	for (int i = 0; i < IMAGE_FILES; i++)
-		if (h->image_fd[i] >= 0) {
-			close(h->image_fd[i]);
-			h->image_fd[i] = -1;
-		}
+	host_drop_image(h);
 }

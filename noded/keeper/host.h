@@ -9,6 +9,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/stat.h>
 
 enum image_file { IMAGE_KERNEL, IMAGE_INITRAMFS, IMAGE_ROOTFS, IMAGE_FILES };
 
@@ -20,7 +21,10 @@ struct host {
 	char image_path[IMAGE_FILES][1024];
 	int image_fd[IMAGE_FILES]; /* of the very files that were hashed; what the jail binds */
 	uint8_t image_hash[SHA256_LEN];
-	char image_name[65];       /* hash in hex */
+	char image_name[65];                 /* hash in hex; "" = there is no image, and image_note says why */
+	struct stat image_stat[IMAGE_FILES]; /* when they were checked */
+	bool image_stored;                   /* below state_dir, by images.c: nothing else touches them */
+	char image_note[257];
 	const char *isolation;     /* "kvm" | "emulated" */
 	const char *jail;          /* "full", or what is missing */
 	uint32_t cpus, memory_mib; /* of the host; memory: available when it was looked at */
@@ -43,6 +47,11 @@ void host_init(const struct noded_config *config, struct host *out);
 /* Blocks for up to a second (hashing the image, measuring the clock, asking QEMU for its version). */
 int host_open(const struct noded_config *config, struct host *out, struct err *e) EPH_MUST_CHECK;
 void host_close(struct host *h);
+/* The files behind the descriptors are still the ones that were checked, and still there. Cheap: no byte of them is read. */
+int host_image_unchanged(const struct host *h, struct err *e) EPH_MUST_CHECK;
+/* From now on VMs start from dir/name, whose hashes the caller has checked. On failure nothing has changed. */
+int host_switch_image(struct host *h, const char *dir, const char *name, struct err *e) EPH_MUST_CHECK;
+void host_drop_image(struct host *h);
 
 bool host_cpu_has(const char *flag); /* a word of the line `flags` of /proc/cpuinfo: "vmx", "hypervisor" */
 

@@ -67,7 +67,12 @@ void keeper_maybe_stopped(struct keeper *k)
 	for (const struct vm *vm = k->vms; vm; vm = vm->next)
 		if (k->ends_all || !adopt_stays(vm))
 			return;
-	stop_loop(k);
+	/* Where nothing stays the host says that it stops: it is shown so at once, and not when its lease has run out. */
+	if (k->vms || !k->link.frames || !identity_enrolled(k->identity))
+		stop_loop(k);
+	else if (!k->bye_said)
+		link_side_send(k, RF_LINK_BYE, NULL, 0);
+	k->bye_said = true;
 }
 
 static void on_stop_timer(evutil_socket_t fd, short what, void *arg)
@@ -149,6 +154,7 @@ static void watch(struct keeper *k, struct vm *vm)
 static void on_sweep(evutil_socket_t fd, short what, void *arg)
 {
 	struct keeper *k = arg;
+	struct err unusable;
 	struct vm *next;
 
 	(void)fd;
@@ -162,6 +168,7 @@ static void on_sweep(evutil_socket_t fd, short what, void *arg)
 		return;
 	recover_sweep_spools(k);
 	recover_look_at_slots(k);
+	(void)images_usable(k->images, &unusable); /* it says so itself */
 }
 
 static int add_events(struct keeper *k, struct err *e)
@@ -288,7 +295,7 @@ static void say_host(const struct keeper *k)
 
 	log_info("host vmm=\"%s\" isolation=%s jail=\"%s\" cgroups=\"%s\" image=%.12s memory_mib=%u vcpus=%u slots=%u boots=%u "
 		 "tsc_khz=%" PRIu64,
-			h->vmm.version, h->isolation, h->jail, cgroups_text(h->cgroups), h->image_name,
+			h->vmm.version, h->isolation, h->jail, cgroups_text(h->cgroups), h->image_name[0] ? h->image_name : "none",
 			k->admission.total_memory_mib, k->admission.total_vcpus, k->admission.total_slots, k->max_booting,
 			h->vmm.tsc_khz);
 	if (!h->vmm.kvm)
@@ -336,7 +343,7 @@ static int start(struct keeper *k, struct err *e)
 	k->base = event_base_new();
 	if (!k->base)
 		return err_set(e, ERR_NOMEM, "no memory");
-	if (add_events(k, e) || metrics_open(k, e) || recover(k, e))
+	if (add_events(k, e) || metrics_open(k, e) || images_open(k, &k->images, e) || recover(k, e))
 		return -1;
 	return link_side_start(k, e);
 }
@@ -358,6 +365,7 @@ static void stop(struct keeper *k)
 		else
 			vm_leave(k->vms);
 	}
+	images_free(k->images);
 	for (int i = 0; i < 2; i++)
 		free_event(k->signals[i]);
 	free_event(k->stop_timer);
@@ -387,7 +395,7 @@ static int check(const struct noded_config *config)
 		return -1;
 	}
 	printf("configuration: good\nvmm: %s\nisolation: %s\njail: %s\ncgroups: %s\nimage: %s\n", h.vmm.version, h.isolation,
-			h.jail, cgroups_text(h.cgroups), h.image_name);
+			h.jail, cgroups_text(h.cgroups), h.image_name[0] ? h.image_name : "none yet (controld has it)");
 	host_close(&h);
 	return 0;
 }

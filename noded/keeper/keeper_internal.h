@@ -7,6 +7,7 @@
 #include "keeper/child.h"
 #include "keeper/host.h"
 #include "keeper/identity.h"
+#include "keeper/images.h"
 #include "keeper/journal.h"
 #include "keeper/pool.h"
 #include "keeper/slots.h"
@@ -114,6 +115,8 @@ struct keeper {
 	uint32_t metrics_ticks;
 	struct keeper_stats stats, stats_told; /* as they are; as link was told last */
 	struct link_side link;
+	struct images *images; /* NULL before the loop */
+	bool bye_said;         /* link was told to say that this host stops */
 	struct vm *vms;
 	uint32_t booting, max_booting;
 	uint64_t epoch;

@@ -47,7 +47,7 @@ void link_side_capacity(struct keeper *k)
 	admission_offer(&a, &o);
 	if (o.free_slots > slots)
 		o.free_slots = slots;
-	if (k->stopping)
+	if (k->stopping || k->host.image_name[0] == '\0')
 		o.free_memory_mib = o.free_vcpus = o.free_slots = 0;
 	wire_put_u32(&b, o.free_memory_mib);
 	wire_put_u32(&b, o.free_vcpus);
@@ -285,6 +285,12 @@ static int take_frame(struct keeper *k, uint8_t type, const uint8_t *body, size_
 	case RF_KEEPER_DONE:
 	case RF_KEEPER_KILL: return take_token(k, type, body, n, e);
 	case RF_KEEPER_DRAIN: return take_drain(k, body, n, e);
+	case RF_KEEPER_IMAGE: return images_wanted(k->images, body, n, e);
+	case RF_KEEPER_IMAGE_BLOB: return images_piece(k->images, body, n, e);
+	case RF_KEEPER_BYE:
+		if (k->stopping)
+			event_base_loopbreak(k->base);
+		return 0;
 	default: return err_set(e, ERR_PROTOCOL, "frame of type %u", type);
 	}
 }
@@ -409,6 +415,7 @@ static int start_once(struct keeper *k, struct err *e)
 	send_init(k);
 	metrics_tell(k);
 	link_side_capacity(k);
+	images_new_link(k->images);
 	for (struct vm *vm = k->vms; vm; vm = vm->next)
 		link_side_vm(k, vm);
 	return 0;

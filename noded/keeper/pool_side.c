@@ -237,7 +237,7 @@ void pool_turn(struct keeper *k)
 		return;
 	pool_targets(&k->pool, now, target);
 	end_surplus(k, target);
-	if (!k->draining && !k->stopping && pool_may_boot(&k->pool, now) && !run_waits(k))
+	if (!k->draining && !k->stopping && k->host.image_name[0] && pool_may_boot(&k->pool, now) && !run_waits(k))
 		for (int i = 0; i < POOL_SIZES; i++)
 			for (uint32_t have = count_size(k, &k->pool.size[i]); have < target[i]; have++)
 				make_one(k, &k->pool.size[i]);

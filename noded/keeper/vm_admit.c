@@ -280,6 +280,10 @@ static void assign(struct keeper *k, const struct order *o)
 				k->stopping ? "this host is stopping" : "this host is draining");
 		return;
 	}
+	if (!images_usable(k->images, &e)) {
+		refuse(k, o, STATS_REFUSED_IMAGE, e.text);
+		return;
+	}
 	if (check_sizes(a, &e)) {
 		refuse(k, o, STATS_REFUSED_SIZE, e.text);
 		return;

@@ -427,6 +427,10 @@ int vm_start(struct vm *vm, struct err *e)
 	struct start_fds f;
 	int rc = -1;
 
+	/* It may have waited while the image changed: it starts from what is here now. */
+	if (!images_usable(vm->keeper->images, e))
+		return -1;
+	memcpy(vm->journal.image_hash, vm->keeper->host.image_hash, SHA256_LEN);
 	if (make_places(vm, e))
 		return -1;
 	if (open_fds(vm, &f, e) == 0)

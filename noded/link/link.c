@@ -41,6 +41,7 @@ static void schedule(struct link *l)
 	for (const struct run_entry *r = l->runs; r != NULL; r = r->next)
 		if (!r->run.over && r->run.under_way == 0)
 			wake_at(r->run.not_before_ms, now, &left);
+	wake_at(images_next_ms(l), now, &left);
 	if (left == INT64_MAX)
 		return;
 	tv.tv_sec = left / 1000;
@@ -53,9 +54,12 @@ static void pump(struct link *l)
 	if (l->peers == NULL)
 		return;
 	enrol_pump(l);
-	poll_pump(l);
-	if (l->node_id[0] != '\0')
+	if (!l->bye_due)
+		poll_pump(l);
+	if (l->node_id[0] != '\0') {
 		requests_pump(l);
+		images_pump(l);
+	}
 	requests_reap(l);
 	schedule(l);
 }
@@ -87,6 +91,8 @@ static void on_answer(void *arg, void *user, const struct link_reply *reply)
 		poll_answer(l, a, reply);
 	else if (a->type == LINK_ENROL)
 		enrol_answer(l, reply);
+	else if (a->type == LINK_IMAGE || a->type == LINK_IMAGE_BLOB || a->type == LINK_BYE)
+		images_answer(l, a, reply);
 	else
 		requests_answer(l, a, reply);
 	free(a);
@@ -402,6 +408,9 @@ static void on_frame(void *arg, uint8_t type, const uint8_t *body, size_t n, con
 	case RF_LINK_FROM_BROKER: from_broker(l, body, n); break;
 	case RF_LINK_REFUSED: take_refused(l, body, n); break;
 	case RF_LINK_ENDED: take_ended(l, body, n); break;
+	case RF_LINK_IMAGE: images_state(l, body, n); break;
+	case RF_LINK_IMAGE_ASK: images_ask(l, body, n); break;
+	case RF_LINK_BYE: l->bye_due = true; break;
 	case RF_LINK_GONE: break; /* what is still to be said of the run is said out of its spool */
 	default: log_warn("keeper frame of unknown type type=%u", type); break;
 	}

@@ -43,6 +43,16 @@ struct asked {
 
 struct metrics_http;
 
+/* What keeper says of images, and what it wants of them. */
+struct link_images {
+	struct link_image state;
+	bool known;        /* keeper has said the state */
+	bool question_out; /* LINK_IMAGE is */
+	int64_t after_ms;  /* CLOCK_BOOTTIME: no question before */
+	bool piece_due, piece_out;
+	struct link_image_blob piece;
+};
+
 struct link {
 	struct event_base *base;
 	struct framed *keeper;
@@ -63,6 +73,8 @@ struct link {
 	int64_t poll_after_ms; /* CLOCK_BOOTTIME: no poll before */
 	int64_t news_after_ms; /* no second poll before */
 	bool enrolling;
+	struct link_images images;
+	bool bye_due, bye_out; /* the host stops: nothing is asked any more */
 	int64_t enrol_after_ms;
 	struct event *pump_event; /* one turn of the pump, soon */
 
@@ -93,6 +105,13 @@ void link_metrics_answer(struct link *l, uint8_t type, const struct link_reply *
 void requests_pump(struct link *l);
 void requests_answer(struct link *l, struct asked *a, const struct link_reply *reply);
 void requests_reap(struct link *l); /* frees entries that are over */
+
+/* images.c */
+void images_pump(struct link *l);
+int64_t images_next_ms(const struct link *l); /* when it wants to be pumped; 0 = not by time */
+void images_answer(struct link *l, const struct asked *a, const struct link_reply *reply);
+void images_state(struct link *l, const uint8_t *body, size_t n);
+void images_ask(struct link *l, const uint8_t *body, size_t n);
 
 /* poll.c */
 void poll_pump(struct link *l);

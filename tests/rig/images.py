@@ -5,19 +5,22 @@ import json
 FILES = {"kernel": "vmlinux", "initramfs": "initramfs.cpio", "rootfs": "rootfs.sqfs"}
 
 
-def make(folder, seed, kernel=700_000, initramfs=1000, rootfs=2_500_000):
+def make(folder, seed, kernel=700_000, initramfs=1000, rootfs=2_500_000, kernel_seed=None):
     """Writes an image whose bytes follow from `seed`; returns its hash."""
     folder.mkdir(parents=True, exist_ok=True)
-    described = {}
     for (name, file), size in zip(FILES.items(), (kernel, initramfs, rootfs)):
-        data = hashlib.shake_256(f"{seed} {name}".encode()).digest(size)
-        (folder / file).write_bytes(data)
-        described[name] = hashlib.sha256(data).hexdigest()
-    described["image"] = name_of(described)
-    described["kernel_version"] = "6.1.0-test"
-    (folder / "image.json").write_text(json.dumps(described, indent=1) + "\n", encoding="ascii")
-    return described["image"]
+        mine = kernel_seed if kernel_seed and name == "kernel" else seed
+        (folder / file).write_bytes(hashlib.shake_256(f"{mine} {name}".encode()).digest(size))
+    return describe(folder)
 
 
-def name_of(described):
-    return hashlib.sha256("".join(f"{name} {described[name]}\n" for name in FILES).encode()).hexdigest()
+def described(folder):
+    """The description that belongs to the files as they are."""
+    made = {name: hashlib.sha256((folder / file).read_bytes()).hexdigest() for name, file in FILES.items()}
+    return {**made, "image": hashlib.sha256("".join(f"{name} {made[name]}\n" for name in FILES).encode()).hexdigest(), "kernel_version": "6.1.0-test"}
+
+
+def describe(folder):
+    made = described(folder)
+    (folder / "image.json").write_text(json.dumps(made, indent=1) + "\n", encoding="ascii")
+    return made["image"]
