@@ -7,6 +7,7 @@ import signal
 
 import host
 import pytest
+import vmm_rig
 import wait
 from client import say, shell, turns
 
@@ -20,19 +21,31 @@ APPEND, WRITE = 0o2000, 0o3
 NULL, LOG, SOCKET, PIPE = "/dev/null", r"\S+/noded\.log", r"socket:\[\d+\]", r"pipe:\[\d+\]"
 SPOOL = r"\S+/spool/vm_[0-9a-f]{32}"
 PLAN = r"/memfd:plan \(deleted\)"
+IMAGE = (r"\S+/vmlinux", r"\S+/initramfs\.cpio", r"\S+/rootfs\.sqfs")
 EXPECTED = {
-    "vmm": {0: NULL, 1: PIPE, 2: PIPE, 3: SOCKET, 4: SOCKET, 5: PIPE, 6: r"\S+/vmlinux", 7: r"\S+/initramfs\.cpio", 8: r"\S+/rootfs\.sqfs"},
-    "channel": {0: NULL, 1: LOG, 2: LOG, 3: SOCKET, 4: SOCKET, 5: SOCKET, 6: PIPE, 7: PLAN},
     "broker": {0: NULL, 1: LOG, 2: LOG, 3: SOCKET, 4: SOCKET, 6: r"\S+/vm_[0-9a-f]{32}\.vmm\.[0-9a-f]{8}/cgroup\.kill"},
     "link": {0: NULL, 1: LOG, 2: LOG, 3: SOCKET},
 }
-# What a process makes for itself: its event loop; QEMU opens the root again, broker and link speak TCP, link reads the spool.
+# VMM and channel differ with the driver: QEMU has streams for guest, monitor and console; Cloud Hypervisor has its API's listener, its events and its
+# console, and what the guest's one connection comes to is closed by then.
+EXPECTED_OF = {
+    "qemu": {"vmm": {0: NULL, 1: PIPE, 2: PIPE, 3: SOCKET, 4: SOCKET, 5: PIPE, **dict(enumerate(IMAGE, 6))},
+             "channel": {0: NULL, 1: LOG, 2: LOG, 3: SOCKET, 4: SOCKET, 5: SOCKET, 6: PIPE, 7: PLAN}},
+    "cloud-hypervisor": {"vmm": {0: NULL, 1: PIPE, 2: PIPE, 3: SOCKET, 4: PIPE, 5: PIPE, **dict(enumerate(IMAGE, 6))},
+                         "channel": {0: NULL, 1: LOG, 2: LOG, 3: SOCKET, 5: SOCKET, 6: PIPE, 7: PLAN, 8: PIPE}},
+}
+# What a process makes for itself: its event loop; a VMM opens the root again, Cloud Hypervisor (and what stands in for it) its console, its vsock
+# and streams of its own, its channel takes the guest's connection; broker and link speak TCP, link reads the spool.
 LOOP = r"anon_inode:\[(eventpoll|eventfd|timerfd|signalfd)\]"
 OWN = {
     "vmm": rf"{LOOP}|/dev/kvm|anon_inode:kvm-(vm|vcpu:\d+)|\S+/rootfs\.sqfs",
     "channel": rf"{LOOP}|{PIPE}",
     "broker": rf"{LOOP}|{PIPE}|{SOCKET}|{SPOOL}",
     "link": rf"{LOOP}|{PIPE}|{SOCKET}|{SPOOL}",
+}
+OWN_OF = {
+    "qemu": {},
+    "cloud-hypervisor": {"vmm": rf"{OWN['vmm']}|{SOCKET}|{PIPE}|anon_inode:\[io_uring\]", "channel": rf"{OWN['channel']}|{SOCKET}"},
 }
 WRITABLE = {"vmm": (), "channel": (LOG,), "broker": (LOG, SPOOL, EXPECTED["broker"][6]), "link": (LOG,)}
 
@@ -109,9 +122,9 @@ def test_ids_and_rights(run, stack):
         assert process.limit("Max locked memory") == ("0", "0") and process.limit("Max msgqueue size") == ("0", "0"), process.role
         assert int(process.limit("Max open files")[1]) <= 4096, process.role
         assert process.limit("Max file size")[1].isdigit(), process.role
-    # QEMU's own sandbox stands on top of ours.
+    # QEMU's own sandbox stands on top of ours. Cloud Hypervisor filters each of its threads but the first by itself.
     filters = {role: (process.status["Seccomp"], process.status.get("Seccomp_filters")) for role, process in run.items()}
-    assert filters == {"vmm": ("2", "2"), "channel": ("2", "1"), "broker": ("2", "1"), "link": ("2", "1")}, filters
+    assert filters == {"vmm": ("2", "2") if stack.node.vmm == "qemu" else ("0", "0"), "channel": ("2", "1"), "broker": ("2", "1"), "link": ("2", "1")}, filters
     assert run["vmm"].limit("Max file size") == ("0", "0")
 
 
@@ -129,18 +142,33 @@ def test_namespaces(run):
         assert not routes, f"{role} has routes {routes}"
 
 
+def few(folder, kind):
+    """The one place where a VMM may make files, its sockets: room for a few, in memory."""
+    room = os.statvfs(folder)
+    assert kind == "tmpfs" and room.f_files <= 16 and room.f_blocks * room.f_frsize <= MIB, (kind, room)
+    assert all(entry.is_socket() for entry in folder.iterdir())
+
+
 def test_tree(run, stack):
     for process in run.values():
         mounts = process.mounts()
         assert [kind for point, _, kind in mounts if point == "/"] == ["tmpfs"], f"{process.role} sees another root"
         for point, options, kind in mounts:
             assert "nosuid" in options, (process.role, point)
+            if (process.role, point, stack.node.vmm) == ("vmm", "/v", "cloud-hypervisor"):
+                few(process.proc / "root/v", kind)
+                continue
             assert "ro" in options or kind == "proc", f"{process.role} can write to {point}"
             assert "nodev" in options or point == "/" or point.startswith("/dev/"), (process.role, point)
         root = process.proc / "root"
-        assert not any((root / name).exists() for name in ("root", "home", "sys", "run", "tmp", "var", stack.node.state_dir[1:]))
+        hidden = {"root", "home", "sys", "run", "tmp", "var", stack.node.state_dir[1:]}
+        if process.role == "vmm":  # the stand-in is there where it was built
+            hidden -= set(pathlib.Path(stack.node.config.get("cloud_hypervisor", "/usr")).parts[1:2])
+        assert not [name for name in hidden if (root / name).exists()], process.role
         # /proc of its own pid namespace only, and nothing about the machine.
-        assert sorted(e.name for e in (root / "proc").iterdir() if e.name.isdigit()) == ["1"], process.role
+        seen = {e.name for e in (root / "proc").iterdir() if e.name.isdigit()}
+        machine = {"2"} if process.role == "vmm" and stack.node.vmm == "cloud-hypervisor" and not vmm_rig.real() else set()  # behind the stand-in
+        assert seen == {"1"} | machine, process.role
         assert not (root / "proc/sys").exists() and not (root / "proc/kcore").exists(), process.role
 
 
@@ -150,10 +178,12 @@ def sealed(process, number):
     return seals & fcntl.F_SEAL_WRITE and seals & fcntl.F_SEAL_GROW and seals & fcntl.F_SEAL_SEAL
 
 
-def test_descriptors(run):
+def test_descriptors(run, stack):
+    vmm = stack.node.vmm
+    wanted, own = {**EXPECTED, **EXPECTED_OF[vmm]}, {**OWN, **OWN_OF[vmm]}
     for role, process in run.items():
         for number, (what, flags) in sorted(process.descriptors().items()):
-            expected = EXPECTED[role].get(number, OWN[role])
+            expected = wanted[role].get(number, own[role])
             assert re.fullmatch(expected, what), f"{role} has descriptor {number}: {what}"
             if re.fullmatch(PLAN, what):
                 assert sealed(process, number), "the plan can be written to"
@@ -161,15 +191,16 @@ def test_descriptors(run):
                 assert any(re.fullmatch(path, what) for path in WRITABLE[role]), f"{role} can write to {what}"
                 assert not re.fullmatch(LOG, what) or flags & APPEND, "the log can be written over"
         assert (role == "broker") == any(re.fullmatch(SPOOL, what) and flags & WRITE for what, flags in process.descriptors().values()), role
-        missing = set(EXPECTED[role]) - set(process.descriptors())
+        missing = set(wanted[role]) - set(process.descriptors())
         assert not missing, f"{role} lacks {missing}"
     # Each end of a socket is in one process: none was left behind in another.
     of = {role: {what for what, _ in p.descriptors().values() if what.startswith("socket:")} for role, p in run.items()}
-    assert len(of["vmm"]) == 2 and len(of["channel"]) == 3
+    assert vmm != "qemu" or len(of["vmm"]) == 2 and len(of["channel"]) == 3
     everything = [s for sockets in of.values() for s in sockets]
     assert len(everything) == len(set(everything)), of
     console = {what for what, _ in run["vmm"].descriptors().values() if what.startswith("pipe:")}
-    assert len(console) == 1 and run["channel"].descriptors()[6][0] in console
+    assert vmm != "qemu" or len(console) == 1
+    assert run["channel"].descriptors()[6][0] in console
 
 
 def test_environment_tells_nothing(run):

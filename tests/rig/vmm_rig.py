@@ -48,6 +48,16 @@ def node_config(folder=None, faults=None):
     return {"vmm": "cloud-hypervisor", "cloud_hypervisor": str(program), "vmm_files": ",".join(files), "vmm_overhead_mib": OVERHEAD_MIB}
 
 
+def own_program(folder, vmm=None):
+    """(path, configuration) of a copy of the VMM's program for one node alone, which a test may take away."""
+    if (vmm or os.environ.get("EPHEMERAL_VMM")) == "cloud-hypervisor":
+        config = node_config()
+        path = pathlib.Path(shutil.copy(config["cloud_hypervisor"], pathlib.Path(folder) / "cloud-hypervisor"))
+        return path, {**config, "cloud_hypervisor": str(path)}
+    path = pathlib.Path(shutil.copy(shutil.which("qemu-system-x86_64"), folder))
+    return path, {"qemu": str(path)}
+
+
 class Log:
     """The copy of every request that a stand-in in this folder gets."""
 
