@@ -108,22 +108,23 @@ class Node:
     def role_pids(self, role):
         """Pids of this node's processes in a role: link, broker, channel, or vmm."""
         wanted = {"broker": 0, "channel": 1, "vmm": 2}
-        found = []
+        found = {}
         for entry in pathlib.Path("/proc").iterdir():
             if not entry.name.isdigit():
                 continue
             try:
                 uid = int((entry / "status").read_text().split("Uid:")[1].split()[0])
-                state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
+                state, parent = (entry / "stat").read_text().rsplit(")", 1)[1].split()[:2]
             except (FileNotFoundError, ProcessLookupError, IndexError):
                 continue
             if state in ("Z", "X"):
                 continue
             if role == "link" and uid == self.uid_base - 1:
-                found.append(int(entry.name))
+                found[int(entry.name)] = int(parent)
             elif role in wanted and self.uid_base <= uid < self.uid_base + 3 * SLOTS and (uid - self.uid_base) % 3 == wanted[role]:
-                found.append(int(entry.name))
-        return found
+                found[int(entry.name)] = int(parent)
+        # What a process of the role started itself (the machine behind a stand-in) is a part of it.
+        return [pid for pid, parent in found.items() if parent not in found]
 
     def clean(self, seconds=20):
         """Waits until nothing of any VM is left on this host."""
