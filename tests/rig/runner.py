@@ -168,8 +168,15 @@ def pytest(kind, prepared, options, select, timeout, workers=2, extra=(), more_e
     yield from junit(kind, report)
 
 
+# Of the end-to-end tests, those that come by another way with another VMM: how it starts, what its guest may do, how it ends, what holds it.
+SHORT = ["tests/e2e/test_sample.py", "tests/e2e/test_jail.py", "tests/e2e/test_hostile_guest.py", "tests/e2e/test_ends.py::test_vmm_binary_is_gone",
+         "tests/e2e/test_ends.py::test_a_process_of_the_run_is_killed", "tests/e2e/test_ends.py::test_node_restarted"]
+
+
 def kind_contract(prepared, options):
+    """What a VMM does, and then a short set of the end-to-end tests on Cloud Hypervisor; all of them: tests/run e2e --vmm cloud-hypervisor."""
     yield from pytest("contract", prepared, options, ["tests/contract"], 600)
+    yield from pytest("contract", prepared, options, SHORT, 900, more_env={"EPHEMERAL_VMM": "cloud-hypervisor"})
 
 
 def kind_e2e(prepared, options):
@@ -298,7 +305,11 @@ def arguments():
     parser.add_argument("--coverage", action="store_true", help="fuzz: instead, what of the readers the kept inputs reach, against what is claimed")
     parser.add_argument("--keep", action="store_true", help="fuzz: instead, keep inputs in tests/fuzz/corpus that reach more")
     parser.add_argument("-k", dest="match", metavar="WORDS", help="e2e, load, deploy: only tests whose name matches (pytest -k); mutate: faults")
+    parser.add_argument("--vmm", choices=("qemu", "cloud-hypervisor"), help="what nodes of e2e, fault, kill, hostile, load run their VMs with (default: QEMU). "
+                        "cloud-hypervisor: the real one where it and KVM are, else the stand-in of tests/rig")
     options = parser.parse_args()
+    if options.vmm:
+        os.environ["EPHEMERAL_VMM"] = options.vmm
     for kind in options.kinds:
         if kind not in KINDS:
             parser.error(f"unknown kind {kind!r}; kinds are {', '.join(KINDS)}")
