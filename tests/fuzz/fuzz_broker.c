@@ -12,7 +12,7 @@
 /* within: noded */
 /* reads: noded/broker/broker.c noded/broker/session.c noded/broker/worker.c noded/broker/files.c noded/broker/run.c */
 /* reads: noded/broker/events.c noded/broker/model.c noded/broker/model_send.c noded/broker/model_charge.c */
-/* reads: noded/broker/guest_json.c noded/broker/meter.c */
+/* reads: noded/broker/guest_json.c noded/broker/meter.c noded/broker/from_keeper.c */
 /* reached: 83 % of lines, 67 % of branches; the rest is the start of the process, memory, a full disk, a real connection */
 #include "noded/broker/broker.c" /* NOLINT(bugprone-suspicious-include): its frame handlers are called here */
 
@@ -115,7 +115,7 @@ bool framed_send(struct framed *f, uint8_t type, const void *body, size_t n)
 	must(n <= ROLE_FRAME_MAX);
 	no_key_in(body, n);
 	if (f->to_keeper) {
-		must(type >= RF_KEEPER_DESTROY && type <= RF_KEEPER_METER && f->ends == 0);
+		must(type >= RF_KEEPER_DESTROY && type <= RF_KEEPER_STATS && f->ends == 0);
 		f->ends += type == RF_KEEPER_END;
 		if (type == RF_KEEPER_TO_LINK)
 			said_to_link(f, *(const uint8_t *)body, (const uint8_t *)body + 1, n - 1);
@@ -276,6 +276,32 @@ static void provider(uint8_t what, const uint8_t *p, size_t n)
 /* --- the run
  * --------------------------------------------------------------------------------------------------------------------------- */
 
+/* Of the spool file: as much as the last run wrote. */
+static size_t dirty = 1 << 20;
+
+static int fresh_spool(void)
+{
+	static const struct spool_head head = { .run_id = RUN,
+		.attempt = 1,
+		.queued_at_ms = INT64_C(1700000000000),
+		.age_ms = 100,
+		.first_seq = 3,
+		.cap_micros = 40000 };
+	static const uint8_t zeros[1 << 20];
+	static int fd = -1;
+	struct err e;
+
+	if (fd < 0)
+		fd = memfd_create("spool", MFD_CLOEXEC);
+	must(fd >= 0 && pwrite(fd, zeros, dirty, 0) == (ssize_t)dirty && spool_format(fd, &head, &e) == 0);
+	return dup(fd);
+}
+
+static void on_keeper_frame(struct broker *b, uint8_t type, const uint8_t *body, size_t n)
+{
+	keeper_options(b, -1).on_frame(b, type, body, n, NULL, 0);
+}
+
 static void give_assignment(struct broker *b, uint8_t kind)
 {
 	struct assign_file file = { .path = "d/a.txt", .size = strlen(FILE_TEXT) };
@@ -317,6 +343,7 @@ static void give_assignment(struct broker *b, uint8_t kind)
 		.jail = "full",
 		.start_mode = "cold" };
 	struct buf enc = BUF_INIT(65536), sec = BUF_INIT(1024), body = BUF_INIT(65536);
+	const int spool = fresh_spool(); /* the broker's from here on */
 
 	crypto_hash_sha256(file.sha256, (const uint8_t *)FILE_TEXT, strlen(FILE_TEXT));
 	assignment_encode(&a, &enc);
@@ -326,7 +353,7 @@ static void give_assignment(struct broker *b, uint8_t kind)
 	ra.secrets = sec.data;
 	ra.secrets_len = (uint32_t)sec.len;
 	role_broker_assign_encode(&ra, &body);
-	on_keeper_frame(b, RF_BROKER_ASSIGN, body.data, body.len, NULL, 0);
+	keeper_options(b, -1).on_frame(b, RF_BROKER_ASSIGN, body.data, body.len, &spool, 1);
 	must(b->seen.assigned);
 	buf_free(&enc);
 	buf_free(&sec);
@@ -340,7 +367,7 @@ static void channel_frame(struct broker *b, uint8_t type, const struct buf *body
 
 static void keeper_frame(struct broker *b, uint8_t type, const struct buf *body)
 {
-	on_keeper_frame(b, type, body->data, body->len, NULL, 0);
+	on_keeper_frame(b, type, body->data, body->len);
 }
 
 static void model_call(struct broker *b, struct buf *body)
@@ -404,6 +431,7 @@ static void good_step(struct broker *b)
 		buf_add(&body, (uint8_t[]){ RF_LB_FINISHED, FENCE_APPLIED }, 2);
 		keeper_frame(b, RF_BROKER_FROM_LINK, &body);
 		break;
+	case RUN_READY: /* never: every run comes before its VM is up */
 	case RUN_OVER:
 	case RUN_STATES: break;
 	}
@@ -421,10 +449,10 @@ static void operation(struct broker *b, uint8_t what, const uint8_t *p, size_t n
 		if (n > 0)
 			on_channel_frame(b, (uint8_t)(RF_CB_VMM_UP + p[0] % 12), p + 1, n - 1, NULL, 0);
 		break;
-	case 1: on_keeper_frame(b, RF_BROKER_FROM_LINK, p, n, NULL, 0); break;
+	case 1: on_keeper_frame(b, RF_BROKER_FROM_LINK, p, n); break;
 	case 2:
 		if (n > 0)
-			on_keeper_frame(b, others[p[0] % sizeof(others)], p + 1, n - 1, NULL, 0);
+			on_keeper_frame(b, others[p[0] % sizeof(others)], p + 1, n - 1);
 		break;
 	case 3: /* status, 4: Retry-After, 5: bytes, 6: the end of the provider's answer */
 	case 4:
@@ -454,9 +482,6 @@ static void turn(struct broker *b)
 	must(t.spent >= 0 && t.held >= 0 && t.spent + t.held <= b->meter.cap);
 }
 
-/* Of the spool file: as much as the last run wrote. */
-static size_t dirty = 1 << 20;
-
 /* Every event is one that controld takes; the report names the last of them. */
 static void check_record(struct broker *b)
 {
@@ -482,24 +507,6 @@ static void check_record(struct broker *b)
 	}
 }
 
-static int fresh_spool(void)
-{
-	static const struct spool_head head = { .run_id = RUN,
-		.attempt = 1,
-		.queued_at_ms = INT64_C(1700000000000),
-		.age_ms = 100,
-		.first_seq = 3,
-		.cap_micros = 40000 };
-	static const uint8_t zeros[1 << 20];
-	static int fd = -1;
-	struct err e;
-
-	if (fd < 0)
-		fd = memfd_create("spool", MFD_CLOEXEC);
-	must(fd >= 0 && pwrite(fd, zeros, dirty, 0) == (ssize_t)dirty && spool_format(fd, &head, &e) == 0);
-	return dup(fd);
-}
-
 int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n)
 {
 	struct broker b = { .worker_t_ms = -1, .timer_fd = -1, .kill_fd = -1, .keeper = &keeper_side, .channel = &channel_side };
@@ -515,7 +522,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n)
 	broker = &b;
 	key_known = false;
 	b.queue_tail = &b.queue;
-	must(open_loop(&b, &e) == 0 && spool_open(fresh_spool(), true, &b.spool, &e) == 0);
+	must(open_loop(&b, &e) == 0);
 	event_del(b.tick); /* op 9 */
 	give_assignment(&b, p[0]);
 	for (size_t at = 1; at + 3 <= n && !b.leaving;) {
@@ -529,7 +536,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n)
 	}
 	/* The rest goes well, or its deadlines come: every run ends. Keeper grants no lease for ever, as an operation may have
 	 * done. */
-	on_keeper_frame(&b, RF_BROKER_LEASE, (const uint8_t[8]){ [4] = 1 }, 8, NULL, 0);
+	on_keeper_frame(&b, RF_BROKER_LEASE, (const uint8_t[8]){ [4] = 1 }, 8);
 	for (int i = 0; i < 40 && !b.leaving; i++) {
 		if (call)
 			provider_done(err_set(&e, ERR_UNAVAILABLE, "reset") ? &e : NULL);
