@@ -132,7 +132,7 @@ int64_t body_int(struct body *b, const char *name, int64_t min, int64_t max, int
 int body_flag(struct body *b, const char *name); /* -1 absent, 0, 1 */
 /* RFC 3339, in the future; 0 when absent. */
 int64_t body_future(struct body *b, const char *name);
-enum store_role body_role(struct body *b, const char *name); /* required */
+enum store_role body_role(struct body *b, const char *name);         /* required */
 void labels_check(struct body *b, const char *field, const char *s); /* "a=b,c=d" (operator_nodes.c) */
 
 /* Writes "name": time or null. */
@@ -188,6 +188,7 @@ void operator_model_list(struct api_req *r);
 void operator_price_put(struct api_req *r);
 void operator_price_common_put(struct api_req *r);
 void operator_token_create(struct api_req *r);
+void operator_http_sd(struct api_req *r);
 void operator_node_list(struct api_req *r);
 void operator_node_drain(struct api_req *r);
 void operator_node_undrain(struct api_req *r);

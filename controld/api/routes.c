@@ -46,6 +46,7 @@ const struct route api_routes[] = {
 	ROUTE(HTTP_PUT,    "/v1/operator/prices",                      LISTENER_OPERATOR, NEED_OPERATOR, SMALL_BODY,   CONTENT_JSON,          "",                                     operator_price_common_put),
 	ROUTE(HTTP_PUT,    "/v1/operator/prices/{provider}/{model...}", LISTENER_OPERATOR, NEED_OPERATOR, SMALL_BODY,  CONTENT_JSON,          "",                                     operator_price_put),
 	ROUTE(HTTP_POST,   "/v1/operator/node-tokens",                 LISTENER_OPERATOR, NEED_OPERATOR, SMALL_BODY,   CONTENT_JSON_OR_EMPTY, "",                                     operator_token_create),
+	ROUTE(HTTP_GET,    "/v1/operator/http_sd",                     LISTENER_OPERATOR, NEED_OPERATOR, NO_BODY,      CONTENT_NONE,          "",                                     operator_http_sd),
 	ROUTE(HTTP_GET,    "/v1/operator/nodes",                       LISTENER_OPERATOR, NEED_OPERATOR, NO_BODY,      CONTENT_NONE,          "limit cursor",                         operator_node_list),
 	ROUTE(HTTP_POST,   "/v1/operator/nodes/{id}/drain",            LISTENER_OPERATOR, NEED_OPERATOR, SMALL_BODY,   CONTENT_JSON_OR_EMPTY, "",                                     operator_node_drain),
 	ROUTE(HTTP_POST,   "/v1/operator/nodes/{id}/undrain",          LISTENER_OPERATOR, NEED_OPERATOR, SMALL_BODY,   CONTENT_JSON_OR_EMPTY, "",                                     operator_node_undrain),

@@ -226,6 +226,21 @@ def test_tests_of_the_rules_notice(tmp_path, old, new):
     assert subprocess.run(["promtool", "test", "rules", "rules-test.yml"], cwd=tmp_path, capture_output=True, timeout=60, check=False).returncode == 1
 
 
+def test_prometheus_finds_nodes(make_stack):
+    """http_sd: nodes with a label `metrics`, through as many pages as there are; revoked ones and those without it are not listed."""
+    control = make_stack(node=False).control
+    control.query("INSERT INTO nodes (id, name, labels, isolation, state, sign_key, seal_key, receipt_key, seal_sig, receipt_sig, created_at_ms) "
+                  "SELECT 'node_' || md5(i::text), 'host' || i, CASE mod(i, 3) WHEN 0 THEN 'disk=fast,metrics=10.0.0.1:' || i WHEN 1 THEN 'xmetrics=a,disk=fast' "
+                  "ELSE '' END, 'kvm', CASE WHEN i = 300 THEN 'revoked' ELSE 'active' END, sha256(i::text::bytea), sha256('s'), sha256('r'), 'a', 'b', 1 "
+                  "FROM generate_series(1, 300) i")
+    control.query("INSERT INTO nodes_live (node_id) SELECT id FROM nodes")
+    found = control.operator("GET", "/http_sd")
+    assert sorted(found, key=lambda t: int(t["targets"][0].split(":")[1])) == [
+        {"targets": [f"10.0.0.1:{i}"], "labels": {"node": f"host{i}", "isolation": "kvm"}} for i in range(3, 300, 3)]
+    scrape = scraped(control.addresses["metrics"], lambda s: s.get("ephemeral_nodes", state="unseen") > 0, "nodes that never asked for work")
+    assert scrape.get("ephemeral_nodes", state="unseen") == 299 and scrape.get("ephemeral_nodes", state="live") == 0
+
+
 def test_alerts_are_written_down():
     """Each alert has its line in the README, and no line is of one that is gone."""
     folder = TOP / "deploy" / "prometheus"
