@@ -32,12 +32,16 @@ static void on_retry_timer(evutil_socket_t fd, short what, void *arg)
 struct model *model_new(const struct model_options *opt)
 {
 	struct model *m = calloc(1, sizeof(*m));
+	struct err e;
 
 	if (m == NULL)
 		return NULL;
 	m->opt = *opt;
 	m->limit_param = opt->a->model.limit_param;
 	m->known_tokens = -1;
+	m->own_known = net_own_read(&m->own, &e) == 0;
+	if (!m->own_known)
+		log_warn("only a listed provider can be dialled error=\"%s\"", e.text);
 	m->timer = event_new(opt->base, -1, 0, on_retry_timer, m);
 	m->linger = event_new(opt->base, -1, 0, model_on_linger, m);
 	buf_init(&m->body, MODEL_REQUEST_MAX);

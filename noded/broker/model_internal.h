@@ -7,6 +7,7 @@
 
 #include "common/buf.h"
 #include "common/curlev.h"
+#include "common/netaddr.h"
 
 #include <event2/util.h>
 
@@ -17,6 +18,8 @@ struct event;
 struct model {
 	struct model_options opt;
 	char key[513];                /* the provider's bearer; wiped */
+	struct net_own own;           /* this host's addresses when the run began */
+	bool own_known;
 	enum limit_param limit_param; /* as configured, or learned */
 	bool limit_learned;
 

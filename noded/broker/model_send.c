@@ -22,7 +22,7 @@ static bool any_address(void *arg, const struct sockaddr *sa, socklen_t len)
 	const struct model *m = arg;
 
 	(void)len;
-	return m->opt.a->model.any_address || net_is_global(sa);
+	return m->opt.a->model.any_address || (m->own_known && net_is_global(sa) && !net_own_has(&m->own, sa));
 }
 
 static void on_head(void *arg, int status)

@@ -79,6 +79,9 @@ static void say_good(struct doctor *d, const char *name)
 		doctor_say(d, name, FINDING_OK, NULL, "mount, net, ipc, uts, pid and cgroup namespaces can be made");
 	else if (strcmp(name, "cgroups") == 0)
 		doctor_say(d, name, FINDING_OK, NULL, "%s, writable", cgroups_text(h->cgroups));
+	else if (strcmp(name, "filters") == 0)
+		doctor_say(d, name, FINDING_OK, NULL,
+				h->egress ? "of system calls, and of what a broker connects to" : "of system calls");
 	else if (strcmp(name, "vmm") == 0)
 		doctor_say(d, name, FINDING_OK, NULL, "%s, %s", h->vmm.version, h->binary);
 	else if (strcmp(name, "isolation") == 0)

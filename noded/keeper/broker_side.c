@@ -311,6 +311,8 @@ int broker_side_assign(struct vm *vm, struct err *e)
 			!text_copy(a.isolation, sizeof(a.isolation), h->isolation) || !text_copy(a.jail, sizeof(a.jail), h->jail) ||
 			!text_copy(a.start_mode, sizeof(a.start_mode), start_modes[vm->journal.start_mode]))
 		return err_set(e, ERR_INTERNAL, "description of this host is too long");
+	if (vm_egress_open(vm, e))
+		return -1;
 	role_broker_assign_encode(&a, &b);
 	sent = !b.failed && framed_send_fds(vm->broker, RF_BROKER_ASSIGN, b.data, b.len, &vm->spool_fd, 1);
 	if (b.data)

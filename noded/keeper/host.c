@@ -6,6 +6,7 @@
 
 #include "common/log.h"
 #include "common/text.h"
+#include "jail/seccomp.h"
 #include "keeper/journal.h"
 
 #include <errno.h>
@@ -85,6 +86,33 @@ static int find_binary(const char *key, const char *name, char *out, size_t size
 	}
 	return err_set(e, ERR_NOT_FOUND, "%s was not found in PATH: install it (for QEMU: qemu-system-x86), or set %s to its path",
 			name, key);
+}
+
+/* Proves at start, and not at the first run, that a broker can be kept from connecting. */
+static int check_filters(const struct noded_config *c, struct host *h, struct err *e)
+{
+	static const struct egress_rules none = { .global = false };
+	static const struct cgroup_limits limits = { .pids = 1 };
+	struct cgroup *g = NULL;
+	char name[CGROUP_NAME_MAX];
+	int rc;
+
+	if (seccomp_check_host(e))
+		return -1;
+	/* Without groups the step before has failed, and only doctor comes here. */
+	if (c->insecure_no_jail || !h->cgroups)
+		return 0;
+	if (egress_open(&h->egress, e))
+		return -1;
+	if (!text_fmt(name, sizeof(name), "ephemeral-filter-%d", (int)getpid()))
+		return err_set(e, ERR_INTERNAL, "name");
+	if (cgroup_make(h->cgroups, name, &limits, &g, e))
+		return -1;
+	rc = egress_attach(h->egress, cgroup_dir_fd(g), &none, e);
+	if (cgroup_remove(g, &(struct err){ .code = ERR_NONE }) != 0)
+		log_warn("cgroup of the start check stays behind name=%s", name);
+	cgroup_free(g);
+	return rc;
 }
 
 /* The node may be there without anything behind it, so a VM with a CPU is made. */
@@ -252,6 +280,10 @@ const struct host_step host_steps[] = {
 	{ "cgroups", open_cgroups,
 			"mount cgroup2, delegate memory, pids and cpu to noded's group (systemd: Delegate=yes), or set "
 			"cgroup_parent" },
+	{ "filters", check_filters,
+			"use a kernel with CONFIG_SECCOMP_FILTER and CONFIG_CGROUP_BPF; in a container run it privileged; "
+			"insecure_no_jail = "
+			"true goes without the connect filter" },
 	{ "vmm", find_vmm,
 			"install cloud-hypervisor (where KVM is) or qemu-system-x86, or set cloud_hypervisor or qemu to the path "
 			"of one that is new "
@@ -288,6 +320,8 @@ int host_open(const struct noded_config *c, struct host *h, struct err *e)
 
 void host_close(struct host *h)
 {
+	egress_free(h->egress);
+	h->egress = NULL;
 	cgroups_free(h->cgroups);
 	h->cgroups = NULL;
 	host_drop_image(h);

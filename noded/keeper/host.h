@@ -3,6 +3,7 @@
 #define NODED_KEEPER_HOST_H
 
 #include "jail/cgroup.h"
+#include "jail/egress.h"
 #include "noded/config.h"
 #include "proto/assignment.h"
 #include "vmm/vmm.h"
@@ -30,6 +31,7 @@ struct host {
 	uint32_t cpus, memory_mib; /* of the host; memory: available when it was looked at */
 	char boot_id[40];
 	int64_t boot_timeout_ms;
+	struct egress *egress; /* connect filters of brokers; NULL = none (insecure_no_jail) */
 };
 
 /* One thing that a start needs. They are checked in this order; `noded doctor` runs each of them by itself, so none may rely on an

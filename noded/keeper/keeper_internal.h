@@ -213,6 +213,10 @@ int vm_watch_process(struct vm *vm, enum slot_role role, struct err *e) EPH_MUST
 int vm_start(struct vm *vm, struct err *e) EPH_MUST_CHECK;
 int vm_link_job(struct keeper *k, struct jail_job *job, struct err *e) EPH_MUST_CHECK;
 
+/* vm_egress.c: where the broker may connect to: nowhere; what its run needs */
+int vm_egress_shut(struct vm *vm, struct err *e) EPH_MUST_CHECK;
+int vm_egress_open(struct vm *vm, struct err *e) EPH_MUST_CHECK;
+
 /* vm_end.c */
 void vm_report(struct vm *vm); /* continues the spool, tells link */
 

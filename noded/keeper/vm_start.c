@@ -165,7 +165,7 @@ static int make_places(struct vm *vm, struct err *e)
 		if (files_mkdir(path, 0700, e))
 			return -1;
 	}
-	return 0;
+	return vm->proc[SLOT_BROKER].cgroup ? vm_egress_shut(vm, e) : 0;
 }
 
 /* --- jobs --------------------------------------------------------------------------------------------------------------------- */

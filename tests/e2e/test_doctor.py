@@ -18,7 +18,7 @@ from room import Room
 # What another machine says of these is right as well.
 OF_THE_MACHINE = ("isolation", "cgroups", "vmm", "memory", "kvm", "landlock", "clock")
 CHANGES = ((r"\b[0-9a-f]{12}, intact", "HASH, intact"), (r"\b3\d{5}\b", "ID"), (r"more than \d+ MiB", "more than N MiB"), (r"/run/eph-\S+", "RUN_DIR"))
-ITEMS = {"config", "root", "boot id", "namespaces", "cgroups", "vmm", "isolation", "image", "memory", "kvm", "kill", "seccomp", "landlock", "processes",
+ITEMS = {"config", "root", "boot id", "namespaces", "cgroups", "vmm", "isolation", "image", "memory", "kvm", "kill", "filters", "seccomp", "landlock", "processes",
          "descriptors", "sysctl", "state_dir", "run_dir", "user ids", "clock", "enrolment", "controld"}
 
 
