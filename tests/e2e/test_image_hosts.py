@@ -101,14 +101,17 @@ def test_an_image_that_is_damaged_is_fetched_again(host, tmp_path):
         how(path)
     damage("rootfs.sqfs", lambda path: path.write_bytes(b"x" + path.read_bytes()[1:]))
     wait.until(lambda: host.node.logged("the guest image is damaged"), PATIENCE, "the host to notice")
+    wait.until(lambda: len(host.node.logged("is what new VMs start from")) == 2, PATIENCE, "the image to be fetched again")
     host.until(image)
     host.whole(image)
-    for name, how in (("vmlinux", lambda path: os.truncate(path, 1000)), ("initramfs.cpio", os.unlink), ("rootfs.sqfs", lambda path: path.write_bytes(bytes(path.stat().st_size))),
-                      ("image.json", lambda path: path.write_text("{}")), ("../current", lambda path: path.write_text("0" * 64))):
+    for count, (name, how) in enumerate((("vmlinux", lambda path: os.truncate(path, 1000)), ("initramfs.cpio", os.unlink), ("rootfs.sqfs", lambda path: path.write_bytes(bytes(path.stat().st_size))),
+                      ("image.json", lambda path: path.write_text("{}")), ("../current", lambda path: path.write_text("0" * 64))), 2):
         host.node.stop()
         damage(name, how)
+        switched = len(host.node.logged("is what new VMs start from"))
         host.node.start()
-        assert host.node.logged("no guest image here: no run is taken")
+        assert len(host.node.logged("no guest image here: no run is taken")) == count, f"{name}: the host did not see the damage at its start"
+        wait.until(lambda: len(host.node.logged("is what new VMs start from")) > switched, PATIENCE, "the image to be fetched again")
         host.until(image)
         host.whole(image)
 
@@ -117,7 +120,7 @@ def test_wrong_bytes_no_room_and_no_answer(host, tmp_path):
     """A control plane (or a link) that gives other bytes; a disk that is full; pieces that are missing for a while: said, paused, tried again."""
     image = images.make(tmp_path / "i", "trouble", rootfs=6_000_000)
     host.node.stop()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=69m", "tmpfs", str(host.dir)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=69m,mode=755", "tmpfs", str(host.dir)], check=True)
     try:
         host.node.start()
         host.cli("add", tmp_path / "i")
