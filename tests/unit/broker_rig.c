@@ -302,6 +302,8 @@ struct frame from_keeper_side(struct rig *r, uint8_t type, uint8_t inner)
 			fail_msg("no frame %u/%u from the broker", type, inner);
 		if (f.type == RF_KEEPER_TO_LINK)
 			note_inner(r, &f);
+		if (f.type == RF_KEEPER_STATS)
+			assert_int_equal(stats_broker_add(f.body, f.n, &r->tally, &(struct err){ .code = 0 }), 0);
 		if (f.type == type && (type != RF_KEEPER_TO_LINK || f.body[0] == inner))
 			return f;
 		free(f.body);

@@ -12,6 +12,7 @@
 #include "common/json.h"
 #include "common/text.h"
 #include "common/wire.h"
+#include "keeper/stats.h"
 #include "proto/errcode.h"
 #include "proto/guest.h"
 #include "proto/link.h"
@@ -81,6 +82,7 @@ struct rig {
 	uint32_t refuse_code;
 	char refuse_reason[513];
 	int64_t credit;
+	struct stats_broker tally; /* what keeper was told for metrics */
 };
 
 void put(int fd, uint8_t type, const void *body, size_t n);

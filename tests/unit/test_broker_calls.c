@@ -62,6 +62,7 @@ static void test_retries(void **state)
 	assert_int_equal(data_int(call, "attempts"), 3);
 	assert_int_equal(data_int(call, "cost_micros"), 92); /* no 2xx head costs nothing */
 	assert_non_null(strstr(r.provider.shared->request[2], "X-Request-Id: " RUN "-1-3\r\n"));
+	assert_int_equal(r.tally.model_attempts_again, 2);
 	rig_stop(&r);
 }
 
@@ -130,6 +131,8 @@ static void test_cancelled_in_an_answer(void **state)
 	assert_string_equal(types, "microvm.ready worker.started model.call microvm.destroyed");
 	assert_int_equal(data_int(call, "cost_micros"), r.end.usage.unmetered_model_micros);
 	assert_int_equal(r.end.usage.model_calls, 1);
+	assert_int_equal(r.tally.calls[STATS_CALL_MODEL][STATS_CALL_CUT], 1);
+	assert_int_equal(r.tally.unmetered, 1);
 	rig_stop(&r);
 }
 
@@ -173,6 +176,8 @@ static void test_shell_is_denied(void **state)
 	assert_string_equal(types, "microvm.ready worker.started denied model.call microvm.destroyed");
 	assert_true(data_text_is(denied, "what", "shell"));
 	assert_null(strstr(r.provider.shared->request[0], "\"tools\""));
+	assert_int_equal(r.tally.denials[STATS_DENIED_TOOL], 1);
+	assert_int_equal(r.tally.calls[STATS_CALL_MODEL][STATS_CALL_OK], 1);
 	rig_stop(&r);
 }
 
@@ -251,6 +256,7 @@ static void test_budget_in_a_call(void **state)
 	assert_int_equal(r.end.code, ERRCODE_BUDGET_EXCEEDED);
 	assert_non_null(strstr(r.end.detail, "$0.001"));
 	assert_int_equal(r.provider.shared->requests, 0); /* not a byte left */
+	assert_int_equal(r.tally.calls[STATS_CALL_MODEL][STATS_CALL_BUDGET], 1);
 	rig_stop(&r);
 }
 
@@ -274,6 +280,7 @@ static void test_usage_over_hold(void **state)
 {
 	const char *answers[] = { SSE_HEAD CHUNK("a") STOP USAGE(999999999, 0, 5) DONE, NULL };
 	char types[4096], call[65536];
+	int64_t real;
 	struct rig r;
 
 	(void)state;
@@ -287,6 +294,11 @@ static void test_usage_over_hold(void **state)
 	assert_true(r.end.usage.unmetered_model_micros > 15000);
 	read_events(&r, types, EV_MODEL_CALL, call, NULL);
 	assert_int_equal(data_int(call, "cost_micros"), r.end.usage.unmetered_model_micros);
+	/* What the operator pays beyond what the run does. */
+	assert_true(price_model(&r.a.price, 999999999, 0, 5, &real));
+	assert_int_equal(r.tally.over_hold, 1);
+	assert_int_equal(r.tally.over_hold_micros, real - r.end.usage.unmetered_model_micros);
+	assert_int_equal(r.tally.calls[STATS_CALL_MODEL][STATS_CALL_OK], 1);
 	rig_stop(&r);
 }
 
@@ -304,6 +316,7 @@ static void test_call_timeout(void **state)
 	to_the_end(&r);
 	assert_int_equal(r.end.code, ERRCODE_MODEL_ERROR);
 	assert_non_null(strstr(r.end.detail, "400 ms"));
+	assert_int_equal(r.tally.calls[STATS_CALL_MODEL][STATS_CALL_FAILED], 1);
 	rig_stop(&r);
 }
 
