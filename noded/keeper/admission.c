@@ -77,6 +77,17 @@ void admission_give_slot(struct admission *a)
 	a->used_slots = rest(a->used_slots, 1);
 }
 
+int admission_retake_vm(struct admission *a, uint32_t memory_mib, uint32_t vcpus, struct err *e)
+{
+	int rc;
+
+	a->used_slots--;
+	rc = admission_take(a, memory_mib, vcpus, e);
+	if (rc)
+		a->used_slots++;
+	return rc;
+}
+
 static uint32_t least(uint32_t a, uint32_t b)
 {
 	return a < b ? a : b;

@@ -28,6 +28,9 @@ void admission_hold(struct admission *a, uint32_t memory_mib, uint32_t vcpus);
 void admission_give_vm(struct admission *a, uint32_t memory_mib, uint32_t vcpus);
 void admission_give_slot(struct admission *a);
 
+/* The VM's part once more, for a slot that is still held. */
+int admission_retake_vm(struct admission *a, uint32_t memory_mib, uint32_t vcpus, struct err *e) EPH_MUST_CHECK;
+
 /* What to tell controld, which counts guest memory only: any set of runs within the offer fits with its overhead. */
 struct admission_offer {
 	uint32_t free_memory_mib, free_vcpus, free_slots;

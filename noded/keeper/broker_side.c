@@ -85,8 +85,13 @@ static int to_link(struct vm *vm, const uint8_t *body, size_t n, struct err *e)
 	kind = replay_of(body[0]);
 	if (kind == REPLAY_COUNT)
 		return err_set(e, ERR_PROTOCOL, "relay of type %u", body[0]);
+	if (body[0] == RF_BL_REFUSE && vm_again_refused(vm, body + 1, n - 1)) {
+		vm_boot_over(vm);
+		return 0;
+	}
 	if (body[0] == RF_BL_START) {
 		vm_boot_over(vm);
+		vm_again_forget(vm);
 		if (note_start(vm, e))
 			return -1;
 		metrics_started(vm);
@@ -138,6 +143,8 @@ static int take_sign(struct vm *vm, const uint8_t *body, size_t n, struct err *e
 
 static void take_end(struct vm *vm)
 {
+	if (vm->again)
+		return;
 	vm->want.destroy = vm->want.end = true;
 	/* It had nothing to report, so nothing will be acknowledged: fenced before it began, or refused with the answer seen. */
 	if (!vm->replay[REPLAY_END].body)
@@ -266,7 +273,7 @@ static void pass_on(struct vm *vm, uint8_t type, const uint8_t *body, size_t n)
 
 void broker_side_from_link(struct vm *vm, uint8_t type, const uint8_t *body, size_t n)
 {
-	if (!vm->assignment || vm->want.end) {
+	if ((!vm->assignment || vm->want.end) && !vm->again) {
 		pass_on(vm, type, body, n);
 		return;
 	}
@@ -320,12 +327,7 @@ int broker_side_assign(struct vm *vm, struct err *e)
 	buf_free(&b);
 	if (!sent)
 		return err_set(e, ERR_UNAVAILABLE, "the broker does not take its assignment");
-	/* Not kept a moment longer than needed. */
-	explicit_bzero(vm->secrets, vm->secrets_len);
-	free(vm->secrets);
-	free(vm->assignment);
-	vm->secrets = vm->assignment = NULL;
-	vm->secrets_len = vm->assignment_len = 0;
+	vm_again_keep(vm);
 	pass_early(vm);
 	return 0;
 }

@@ -42,6 +42,12 @@ struct vm_proc {
 	struct cgroup *cgroup; /* NULL only in PROC_NONE */
 };
 
+/* What a run is started with. */
+struct vm_inputs {
+	uint8_t *assignment, *secrets; /* owned; secrets are wiped when freed */
+	size_t assignment_len, secrets_len;
+};
+
 struct vm {
 	struct keeper *keeper;
 	struct vm *next;
@@ -62,6 +68,7 @@ struct vm {
 	size_t assignment_len;
 	uint8_t *secrets; /* opened; wiped when freed */
 	size_t secrets_len;
+	struct vm_inputs again_inputs; /* the broker has them, and a second boot would need them */
 	int64_t received_boot_ns;
 	int64_t adopt_began_ns;        /* when its broker was asked; 0 = nothing is asked */
 	int64_t boot_began_ns;         /* when its turn to boot came */
@@ -80,6 +87,8 @@ struct vm {
 	bool prepared;         /* the broker was told to boot without a run */
 	bool warm_ready;       /* ... and its guest has said hello */
 	int64_t warm_since_ms; /* boot clock; 0 = not ready */
+	bool again;            /* it did not boot; when it is gone it starts once more */
+	bool booted_again;     /* ... as it did */
 	bool recovered;        /* from the journal of an earlier noded */
 	bool silent;           /* fenced: report nothing */
 	bool refused;          /* the report is a refusal */
@@ -207,6 +216,12 @@ int adopt_answered(struct vm *vm, const uint8_t *body, size_t n, int fd, struct 
 void adopt_failed(struct vm *vm, const char *why); /* ends the VM; may free it */
 bool adopt_identify(struct vm *vm);                /* tells a new broker what a later keeper will say; false: it does not take it */
 bool adopt_stays(const struct vm *vm);             /* it can live on without this keeper */
+
+/* vm_again.c: a run whose VMM did not boot starts once more, where the driver says so. */
+void vm_again_keep(struct vm *vm);   /* the broker has the assignment: what for a second start, or forgotten */
+void vm_again_forget(struct vm *vm); /* it booted */
+bool vm_again_refused(struct vm *vm, const uint8_t *body, size_t n); /* body of RF_BL_REFUSE; true: nobody is told */
+bool vm_again_begin(struct vm *vm); /* all of it is gone: true when it waits for its turn to boot once more */
 
 /* vm_start.c */
 int vm_watch_process(struct vm *vm, enum slot_role role, struct err *e) EPH_MUST_CHECK; /* of an earlier keeper, by the journal */

@@ -91,6 +91,7 @@ void vm_free(struct vm *vm)
 		explicit_bzero(vm->secrets, vm->secrets_len);
 	free(vm->secrets);
 	free(vm->assignment);
+	vm_again_forget(vm);
 	if (vm->spool_fd >= 0)
 		close(vm->spool_fd);
 	event_free(vm->timer);
@@ -278,6 +279,8 @@ static bool clean_vmm(struct vm *vm)
 	metrics_look_at_vm(vm);
 	if (!clean_proc(vm, SLOT_VMM))
 		return false;
+	if (vm->again)
+		return true; /* and keeps what is reserved for it */
 	vm->gone_ms = (clock_boot_ns() - vm->destroy_boot_ns) / 1000000;
 	stats_took(&vm->keeper->stats.destroy, vm->gone_ms);
 	if (!vm->unreserved)
@@ -300,6 +303,8 @@ static bool close_vm(struct vm *vm)
 		retry_later(vm);
 		return false;
 	}
+	if (vm_again_begin(vm))
+		return false;
 	if (vm->gone_ms < 0) {
 		/* It never had a VMM. */
 		vm->gone_ms = 0;

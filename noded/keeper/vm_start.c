@@ -103,6 +103,7 @@ static int vmm_params(const struct vm *vm, char *dir, size_t size, struct vmm_pa
 		.rootfs_fd = image[IMAGE_ROOTFS],
 		.ram_fd = -1,
 		.state_fd = -1,
+		.answer_ms = (uint32_t)vm->keeper->host.boot_timeout_ms / 2, /* so that the boot's end names what did not come */
 		.uid = slots_uid(vm->keeper->slots, vm->journal.slot, SLOT_VMM),
 		.dir = dir,
 	};

@@ -29,8 +29,6 @@
 #define OVERHEAD_KVM_MIB 96
 #define OVERHEAD_EMULATED_MIB 352
 #define NOFILE 4096 /* it grows its table to that before it starts, so that nothing stalls later */
-#define ANSWER_KVM_MS 5000
-#define ANSWER_EMULATED_MS 20000
 #define STRING(x) #x
 #define TEXT_OF(x) STRING(x)
 #define GUEST_SOCKET CH_VSOCK "_" TEXT_OF(GUEST_VSOCK_PORT)
@@ -66,7 +64,7 @@ static int plan_fd(const struct vmm_host *host, const struct vmm_params *p, stru
 		.vcpus = p->vcpus,
 		.ram_fd = -1,
 		.state_fd = -1,
-		.answer_ms = host->kvm ? ANSWER_KVM_MS : ANSWER_EMULATED_MS,
+		.answer_ms = p->answer_ms,
 	};
 	struct buf body = BUF_INIT(VMM_PLAN_BODY_MAX);
 	const char *number = strchr(host->version, ' ');
@@ -215,6 +213,7 @@ static uint32_t ch_pids(uint32_t vcpus)
 const struct vmm_driver vmm_cloud_hypervisor = {
 	.name = "cloud-hypervisor",
 	.kind = VMM_CLOUD_HYPERVISOR,
+	.boot_again = true,
 	.probe = ch_probe,
 	.open = ch_open,
 	.describe = ch_describe,

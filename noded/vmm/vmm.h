@@ -37,13 +37,15 @@ struct vmm_params {
 	int ram_fd, state_fd;
 	/* Golden and clone with Cloud Hypervisor: keeper's path of the snapshot's directory; NULL = cold. */
 	const char *golden_dir;
-	uint32_t uid;    /* of the VMM */
-	const char *dir; /* keeper's directory of this VM, root's alone, for sockets that need a name for a moment */
+	uint32_t uid;       /* of the VMM */
+	uint32_t answer_ms; /* the longest that an answer of its API may take */
+	const char *dir;    /* keeper's directory of this VM, root's alone, for sockets that need a name for a moment */
 };
 
 struct vmm_driver {
 	const char *name;
 	enum vmm_kind kind;
+	bool boot_again; /* known to wedge in a boot now and then: a run whose VMM did not boot gets a second one */
 	/* Is the binary there and of a version that we know? Fills version. */
 	int (*probe)(struct vmm_host *host, struct err *e);
 	/* Every descriptor of VMM and channel, the plan among them. What is in the lists is the caller's to close, also on failure.
