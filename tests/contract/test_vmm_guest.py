@@ -2,8 +2,10 @@
 import json
 import os
 import pathlib
+import shutil
 import signal
 import socket
+import tempfile
 
 import pytest
 import vmm_rig
@@ -85,42 +87,73 @@ def test_a_life(vmm, image):
     assert vmm.events()[-1] == "vmm/shutdown" and not os.path.exists(vmm.vsock)
 
 
+NOBODY = 65534
+
+
+@pytest.fixture
+def folders():
+    """Folders that another user may reach."""
+    made = []
+
+    def make():
+        made.append(pathlib.Path(tempfile.mkdtemp(prefix="eph-vmm-", dir="/tmp")))
+        made[-1].chmod(0o755)
+        return made[-1]
+
+    yield make
+    for folder in made:
+        shutil.rmtree(folder)
+
+
 @pytest.mark.guest
-def test_clones_of_a_file_of_memory(vmm, image, tmp_path_factory):
-    """Memory in a file that is shared while the template runs, and mapped privately by what is restored from it: snapshots hold no memory,
-    clones do not see each other, and the file stays as it was."""
-    memory = vmm.folder / "memory"
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_clones_of_a_file_of_memory(program, image, folders):
+    """Memory in a file that is shared while the template runs, and mapped privately by what is restored from it: snapshots hold no memory, clones
+    may not write to any file, do not see each other, and the file stays as it was."""
+    base = folders()
+    memory, snap = base / "memory", base / "snap"
     with open(memory, "wb") as file:
         file.truncate(256 << 20)
-    zone = {"id": "m0", "size": 256 << 20, "file": str(memory), "shared": True}
-    assert vmm.put("vm.create", vmm.config(image, memory={"size": 0, "thp": False, "zones": [zone]})).status == 204
-    assert vmm.put("vm.boot").status == 204
-    vmm.guest()
-    assert vmm.put("vm.pause").status == 204
-    snap = vmm.folder / "snap"
     snap.mkdir()
-    assert vmm.put("vm.snapshot", {"destination_url": f"file://{snap}"}).status == 204
-    assert {"config.json", "state.json"} == {p.name for p in snap.iterdir()}
-    assert sum(p.stat().st_size for p in snap.iterdir()) < 4 << 20
-    assert vmm.put("vmm.shutdown").status == 200 and vmm.ended() == 0
+    files = {name: os.open(f"{image}/{name}", os.O_RDONLY) for name in ("vmlinux", "initramfs.cpio", "rootfs.sqfs")}
+    zone = {"id": "m0", "size": 256 << 20, "file": str(memory), "shared": True}
+    template = vmm_rig.Vmm(program, base, inherit=files.values())
+    try:
+        config = template.config(image, memory={"size": 0, "thp": False, "zones": [zone]}, console={"mode": "File", "file": "/dev/null"})
+        config["payload"].update(kernel=f"/proc/self/fd/{files['vmlinux']}", initramfs=f"/proc/self/fd/{files['initramfs.cpio']}")
+        config["disks"][0]["path"] = f"/proc/self/fd/{files['rootfs.sqfs']}"
+        assert template.put("vm.create", config).status == 204
+        assert template.put("vm.boot").status == 204
+        template.guest()
+        assert template.put("vm.pause").status == 204
+        assert template.put("vm.snapshot", {"destination_url": f"file://{snap}"}).status == 204
+        assert {"config.json", "state.json"} == {p.name for p in snap.iterdir()}
+        assert sum(p.stat().st_size for p in snap.iterdir()) < 4 << 20
+        assert template.put("vmm.shutdown").status == 200 and template.ended() == 0
+    finally:
+        template.close()
     memory.chmod(0o444)
     before = memory.stat().st_mtime_ns
-    for _ in range(2):
-        folder = tmp_path_factory.mktemp("clone")
-        config = json.loads((snap / "config.json").read_text())
-        config["memory"]["zones"][0]["shared"] = False
-        config["vsock"]["socket"] = str(folder / "vsock")
-        config["console"]["file"] = str(folder / "console")
-        (folder / "snap").mkdir()
-        (folder / "snap" / "config.json").write_text(json.dumps(config))
-        (folder / "snap" / "state.json").write_text((snap / "state.json").read_text())
-        clone = vmm_rig.Vmm(PROGRAMS["real"] if vmm.is_real else PROGRAMS["stand-in"], folder)
-        try:
-            assert clone.put("vm.restore", {"source_url": f"file://{folder}/snap", "resume": True}).status == 204
+    clones = []
+    try:
+        for _ in range(2):
+            folder = folders()
+            config = json.loads((snap / "config.json").read_text())
+            config["memory"]["zones"][0]["shared"] = False
+            config["vsock"]["socket"] = str(folder / "vsock")
+            (folder / "snap").mkdir()
+            (folder / "snap" / "config.json").write_text(json.dumps(config))
+            (folder / "snap" / "state.json").write_text((snap / "state.json").read_text())
+            clones.append(vmm_rig.Vmm(program, folder, uid=NOBODY, inherit=files.values()))
+            assert clones[-1].put("vm.restore", {"source_url": f"file://{folder}/snap", "resume": True}).status == 204
+        for clone in clones:
             clone.guest()
             assert clone.get("vm.info").json["config"]["memory"]["zones"][0]["shared"] is False
-        finally:
+    finally:
+        for clone in clones:
             clone.close()
+        for fd in files.values():
+            os.close(fd)
     assert memory.stat().st_mtime_ns == before
 
 

@@ -15,7 +15,15 @@ PORT = 1024
 # What QEMU needs in a jail; the stand-in itself needs nothing.
 QEMU_FILES = ("/usr/bin/qemu-system-x86_64", "/usr/lib/x86_64-linux-gnu", "/lib/x86_64-linux-gnu", "/lib64", "/usr/share/qemu", "/usr/share/seabios",
               "/etc/ld.so.cache")
+BESIDE = ("private-memory.so", "faults", "log.sock")
 OVERHEAD_MIB = 384
+
+
+def copied(folder):
+    """A copy of the stand-in with what it finds beside itself."""
+    folder = pathlib.Path(folder)
+    shutil.copy(stand_in().parent / "private-memory.so", folder)
+    return pathlib.Path(shutil.copy(stand_in(), folder / "cloud-hypervisor"))
 
 
 def stand_in():
@@ -42,18 +50,19 @@ def node_config(folder=None, faults=None):
         return {"vmm": "cloud-hypervisor", "cloud_hypervisor": str(program)}
     program, files = stand_in(), [name for name in QEMU_FILES if os.path.exists(name)]
     if folder:
-        program = shutil.copy(program, pathlib.Path(folder) / "cloud-hypervisor")
+        program = copied(folder)
         (pathlib.Path(folder) / "faults").write_text("".join(f"{name} = {value}\n" for name, value in (faults or {}).items()))
-        files += [f"{folder}/{name}" for name in ("faults", "log.sock") if (pathlib.Path(folder) / name).exists()]
+    files += [str(program.parent / name) for name in BESIDE if (program.parent / name).exists()]
     return {"vmm": "cloud-hypervisor", "cloud_hypervisor": str(program), "vmm_files": ",".join(files), "vmm_overhead_mib": OVERHEAD_MIB}
 
 
 def own_program(folder, vmm=None):
     """(path, configuration) of a copy of the VMM's program for one node alone, which a test may take away."""
     if (vmm or os.environ.get("EPHEMERAL_VMM")) == "cloud-hypervisor":
-        config = node_config()
-        path = pathlib.Path(shutil.copy(config["cloud_hypervisor"], pathlib.Path(folder) / "cloud-hypervisor"))
-        return path, {**config, "cloud_hypervisor": str(path)}
+        if not real():
+            return pathlib.Path(folder) / "cloud-hypervisor", node_config(folder)
+        path = pathlib.Path(shutil.copy(real(), pathlib.Path(folder) / "cloud-hypervisor"))
+        return path, {"vmm": "cloud-hypervisor", "cloud_hypervisor": str(path)}
     path = pathlib.Path(shutil.copy(shutil.which("qemu-system-x86_64"), folder))
     return path, {"qemu": str(path)}
 
@@ -144,12 +153,13 @@ def request(method, name, body=None):
 class Vmm:
     """One process with a folder of its own."""
 
-    def __init__(self, program, folder, *flags, faults=None):
+    def __init__(self, program, folder, *flags, faults=None, uid=None, inherit=()):
+        """uid: as that user, who may write to no file (as in a jail). inherit: descriptors that it gets under their numbers."""
         self.folder = pathlib.Path(folder)
         self.is_real = program == real()
-        if faults:
-            program = shutil.copy(program, self.folder / "cloud-hypervisor")
-            (self.folder / "faults").write_text("".join(f"{name} = {value}\n" for name, value in faults.items()))
+        if (faults or uid) and not self.is_real:
+            program = copied(self.folder)
+            (self.folder / "faults").write_text("".join(f"{name} = {value}\n" for name, value in (faults or {}).items()))
         self.api, self.vsock = str(self.folder / "api"), str(self.folder / "vsock")
         self.host = socket.socket(socket.AF_UNIX)
         self.host.bind(f"{self.vsock}_{PORT}")
@@ -159,8 +169,13 @@ class Vmm:
         os.set_blocking(self._events, False)
         self._text = ""
         self.log = open(self.folder / "log", "wb")
-        self.process = subprocess.Popen([program, "--api-socket", self.api, "--event-monitor", f"fd={write}", *flags], pass_fds=[write], stdout=self.log,
-                                        stderr=self.log, stdin=subprocess.DEVNULL)
+        command, user = [program, "--api-socket", self.api, "--event-monitor", f"fd={write}", *flags], {}
+        if uid:
+            command, user = ["prlimit", "--fsize=0:0", *command], {"user": uid, "group": uid, "extra_groups": []}
+            os.chown(self.folder, uid, uid)
+            os.chmod(f"{self.vsock}_{PORT}", 0o666)
+        self.process = subprocess.Popen(command, pass_fds=[write, *inherit], stdout=subprocess.DEVNULL if uid else self.log,
+                                        stderr=subprocess.DEVNULL if uid else self.log, stdin=subprocess.DEVNULL, **user)
         os.close(write)
         self.connection = wait.until(self._connect, 20, "the API's socket")
 

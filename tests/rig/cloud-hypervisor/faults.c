@@ -20,8 +20,7 @@ static struct {
 static size_t count;
 static int log_fd = -1;
 
-/* A file beside this program. */
-static bool beside(const char *name, char *out, size_t size)
+bool beside_program(const char *name, char *out, size_t size)
 {
 	char self[4096];
 	ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
@@ -36,7 +35,7 @@ static void open_log(void)
 {
 	struct sockaddr_un to = { .sun_family = AF_UNIX };
 
-	if (!beside("log.sock", to.sun_path, sizeof(to.sun_path)) || access(to.sun_path, W_OK) != 0)
+	if (!beside_program("log.sock", to.sun_path, sizeof(to.sun_path)) || access(to.sun_path, W_OK) != 0)
 		return;
 	log_fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 	if (log_fd >= 0 && connect(log_fd, (struct sockaddr *)&to, sizeof(to)) != 0) {
@@ -67,7 +66,7 @@ void faults_load(void)
 	int fd;
 
 	open_log();
-	fd = beside("faults", path, sizeof(path)) ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+	fd = beside_program("faults", path, sizeof(path)) ? open(path, O_RDONLY | O_CLOEXEC) : -1;
 	if (fd < 0)
 		return;
 	n = read(fd, text, sizeof(text) - 1);

@@ -20,6 +20,9 @@ bool fault_is(const char *name, const char *word);
 /* A number, 0 when there is none. */
 int fault_number(const char *name);
 
+/* The path of a file beside this program; false: it does not fit. */
+bool beside_program(const char *name, char *out, size_t size);
+
 void faults_log(const char *method, const char *path, const void *body, size_t n);
 
 #endif

@@ -59,7 +59,7 @@ static void on_event(void *arg, const char *name, const struct json *data)
 /* In the child, between fork and exec. */
 static void become_qemu(const struct machine_args *args, pid_t parent, int console_fd, const int input[2], const int inherited[2])
 {
-	static char *const env[] = { NULL };
+	char *env[] = { args->preload[0] != '\0' ? (char *)args->preload : NULL, NULL };
 
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	if (getppid() != parent)

@@ -14,6 +14,7 @@
 #include "vmm/vmm.h"
 
 #include <inttypes.h>
+#include <unistd.h>
 
 #define QEMU "/usr/bin/qemu-system-x86_64"
 
@@ -85,6 +86,16 @@ static void kernel(struct machine_args *a, const struct json *config)
 	buf_free(&line);
 }
 
+/* QEMU wants to write to any file that is its memory. */
+static void preload(struct machine_args *a)
+{
+	char path[4096];
+
+	if (!beside_program("private-memory.so", path, sizeof(path)) || access(path, R_OK) != 0 ||
+			!text_fmt(a->preload, sizeof(a->preload), "LD_PRELOAD=%s", path))
+		a->preload[0] = '\0';
+}
+
 static void memory(struct machine_args *a, const struct json *config)
 {
 	const struct json *memory = json_get(config, "memory"), *zone = config_entry(memory, "zones", 0);
@@ -96,6 +107,8 @@ static void memory(struct machine_args *a, const struct json *config)
 	if (file)
 		FLAG(a, "-object", "memory-backend-file,id=ram,size=%" PRId64 ",mem-path=%s,share=%s", size, file,
 				json_get_bool(zone, "shared", false) ? "on" : "off");
+	if (file && !json_get_bool(zone, "shared", false))
+		preload(a);
 }
 
 static void devices(struct machine_args *a, const struct json *config, bool console, int guest_fd)

@@ -17,6 +17,7 @@ struct machine_args {
 	char *argv[MACHINE_ARGS_MAX + 1]; /* each owned */
 	int argc;
 	bool failed;
+	char preload[4200];  /* LD_PRELOAD=...; "": none */
 	uint32_t vsock_port; /* of the kernel's command line; 0: none */
 };
 
