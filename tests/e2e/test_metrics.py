@@ -17,6 +17,7 @@ import wait
 from client import say, shell, turns
 from openmetrics import Scrape
 from prometheus import Prometheus
+from room import Room
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 PAGE = TOP / "deploy" / "prometheus" / "metrics.md"
@@ -155,6 +156,34 @@ def test_figures_follow_what_was_caused(make_stack):
     [link] = node.role_pids("link")
     os.kill(link, signal.SIGKILL)
     scraped(at_node, lambda s: s["ephemeral_node_link_restarts_total"] == 1 and s.get("ephemeral_node_controlds", state="ready") == 1, "another link")
+
+
+def test_refusals_have_their_reason(make_stack, image, tmp_path):
+    """A full disk, then an image that was changed: the same run is refused for either, and counted by reason."""
+    for name in ("vmlinux", "rootfs.sqfs"):
+        (tmp_path / name).symlink_to(f"{image}/{name}")
+    for name in ("image.json", "initramfs.cpio"):
+        shutil.copy(f"{image}/{name}", tmp_path)
+    with contextlib.closing(Room(tmp_path / "state", "size=96m")) as room:
+        stack = make_stack(node={"image_dir": tmp_path, "state_dir": room.path})
+        at = stack.node.addresses["metrics"]
+        assert Scrape(at).get("ephemeral_node_disk_bytes", state="size") == 96 << 20
+
+        def refused(reason):
+            return lambda s: s.get("ephemeral_node_refusals_total", reason=reason) > 0
+
+        room.fill(leave=1 << 20)
+        client = stack.client()
+        run = client.create(prompt="never started")["id"]
+        scraped(at, refused("disk"), "a refusal for the disk")
+        room.empty()
+        os.utime(tmp_path / "initramfs.cpio")
+        end = scraped(at, refused("image"), "a refusal for the image")
+        client.cancel(run)
+        others = [value for (name, of), value in end.samples.items() if name == "ephemeral_node_refusals_total" and of[0][1] not in ("disk", "image")]
+        assert set(others) == {0} and end.get("ephemeral_node_starts_total", mode="cold", result="ok") == 0
+        scraped(stack.control.addresses["metrics"], lambda s: s.get("ephemeral_requeues_total", reason="no_room") >= 2, "the control plane's count")
+        stack.node.stop()
 
 
 def broken(binary):
