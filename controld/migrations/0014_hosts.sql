@@ -1,4 +1,4 @@
--- Hosts: labels and the selector of an organization, a host that says goodbye, hosts that were removed, what hosts are counted as.
+-- Hosts: labels and the selector of an organization, a host that says goodbye, hosts that were removed.
 -- The functions are those of 0003, 0005, 0010 and 0012 once more.
 
 ALTER TABLE organizations ADD COLUMN selector text NOT NULL DEFAULT '';  -- "a=b,c=d", sorted: its runs go to hosts that have all of these
@@ -431,26 +431,3 @@ BEGIN
 	WHERE node_id = p_node AND epoch <= p_epoch;
 	RETURN FOUND;
 END $$;
-
--- ---- what is counted ------------------------------------------------------------------------------------------------------------
-
--- For metrics: reads what lives (run_live, the heads of the queue, hosts), never what has ended, so that it costs no more as time goes by.
-CREATE FUNCTION eph_counts() RETURNS TABLE (kind text, label text, value bigint) LANGUAGE sql STABLE AS $$
-	SELECT 'runs', s.state, count(l.run_id) FROM unnest(ARRAY['queued', 'claimed', 'running', 'ending', 'ended']) s(state)
-		LEFT JOIN run_live l ON l.state = s.state GROUP BY s.state
-	UNION ALL
-	SELECT 'queue_oldest_ms', '', coalesce(eph_now_ms() - min(eph_run_ms(head.run_id)), 0) FROM queue_class c CROSS JOIN LATERAL (
-		SELECT q.run_id FROM queue q WHERE q.class_id = c.id AND q.ready ORDER BY q.vt, q.run_id LIMIT 1) head
-	UNION ALL
-	SELECT 'nodes', s.state, count(n.state) FROM unnest(ARRAY['active', 'draining', 'probation', 'stopped', 'lost', 'revoked']) s(state)
-		LEFT JOIN (SELECT CASE WHEN a.state = 'revoked' THEN 'revoked'
-			WHEN v.lease_until_ms <= eph_now_ms() THEN CASE WHEN v.stopped_at_ms > 0 AND v.lease_until_ms <= v.stopped_at_ms THEN 'stopped' ELSE 'lost' END
-			WHEN a.state = 'draining' THEN 'draining' WHEN v.failed_in_row >= 3 THEN 'probation' ELSE 'active' END AS state
-			FROM nodes a JOIN nodes_live v ON v.node_id = a.id WHERE a.removed_at_ms IS NULL) n ON n.state = s.state GROUP BY s.state
-	UNION ALL
-	SELECT 'slots', 'total', coalesce(sum(v.total_slots), 0)::bigint FROM nodes a JOIN nodes_live v ON v.node_id = a.id
-		WHERE a.state <> 'revoked' AND v.lease_until_ms > eph_now_ms()
-	UNION ALL
-	SELECT 'slots', 'free', coalesce(sum(v.free_slots), 0)::bigint FROM nodes a JOIN nodes_live v ON v.node_id = a.id
-		WHERE a.state <> 'revoked' AND v.lease_until_ms > eph_now_ms()
-$$;

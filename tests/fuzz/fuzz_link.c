@@ -59,6 +59,9 @@ static void decode_body(const struct link_request *r)
 	struct link_finish finish;
 	struct link_refuse refuse;
 	struct link_blob blob;
+	struct link_image image;
+	struct link_image_blob piece;
+	struct link_bye bye;
 	struct err e;
 	int64_t last;
 
@@ -96,6 +99,16 @@ static void decode_body(const struct link_request *r)
 		if (link_blob_decode(p, n, &blob, &e) == 0)
 			(void)!check_blob(&blob, &e);
 		break;
+	case LINK_IMAGE:
+		if (link_image_decode(p, n, &image, &e) == 0 && check_image(&image, &e) == 0)
+			must(text_utf8_clean(image.note, strlen(image.note)) &&
+					strspn(image.current, "0123456789abcdef") == strlen(image.current));
+		break;
+	case LINK_IMAGE_BLOB:
+		if (link_image_blob_decode(p, n, &piece, &e) == 0)
+			must(piece.offset % LINK_BLOB_MAX == 0 && piece.offset < LINK_IMAGE_BYTES_MAX);
+		break;
+	case LINK_BYE: (void)!link_bye_decode(p, n, &bye, &e); break;
 	default: break;
 	}
 }
@@ -104,8 +117,12 @@ static void decode_reply(const uint8_t *data, size_t size)
 {
 	struct link_reply reply;
 	struct link_next_reply next;
+	struct link_image_reply image;
 	struct err e;
 
+	if (link_image_reply_decode(data, size, &image, &e) == 0)
+		for (int i = 0; i < LINK_IMAGE_FILES; i++)
+			must(image.size[i] <= LINK_IMAGE_BYTES_MAX && (image.size[i] > 0 || !image.wanted));
 	if (link_reply_decode(data, size, &reply, &e) == 0 && link_next_reply_decode(reply.body, reply.body_len, &next, &e) == 0)
 		link_next_reply_free(&next);
 }
@@ -152,7 +169,7 @@ static struct peer connected(void)
 static void signed_request(uint8_t how, const uint8_t *p, size_t n)
 {
 	struct buf wire = BUF_INIT(LINK_MESSAGE_MAX);
-	struct link_request r = { .type = (uint8_t)(how % 8 + 1),
+	struct link_request r = { .type = (uint8_t)(how % LINK_BYE + 1),
 		.request_id = how,
 		.node_id = NODE,
 		.context = how % 5,
@@ -175,7 +192,7 @@ static void signed_request(uint8_t how, const uint8_t *p, size_t n)
 	got = r;
 	switch (how % 5) {
 	case 0: got.counter++; break;
-	case 1: got.type = (uint8_t)(got.type % 8 + 1); break;
+	case 1: got.type = (uint8_t)(got.type % LINK_BYE + 1); break;
 	case 2: got.context++; break;
 	case 3: got.signature[how % 64] ^= 1; break;
 	default: got.body_len -= n > 0; break;
