@@ -180,6 +180,9 @@ def test_an_image_that_is_altered_or_not_there(host, image, doctor, tmp_path):
     (copy / "image.json").unlink()
     host.write_config(image_dir="/nonexistent")
     only(doctor("no image"), "image", "/nonexistent/image.json is not there")
+    host.write_config(image_dir=None)
+    report = doctor("images come from controld, and none has", record=False)
+    assert not fails(report) and report["image"][0]["state"] == "warn" and "none yet" in report["image"][0]["found"]
 
 
 def test_a_controld_that_is_not_there(host, plane, cluster, bin_dir, doctor):
