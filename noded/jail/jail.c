@@ -7,6 +7,7 @@
  * uid), capset and the bounding set. After drop_rights() none is left.
  */
 #include "jail/job.h"
+#include "jail/landlock.h"
 #include "jail/tree.h"
 #include "roles.h"
 
@@ -256,6 +257,8 @@ static int enter(const struct jail_job *job, struct jail_fds *keep, struct err *
 	if (place_fds(job, keep, e) || set_limits(job, e) || drop_rights(job, e))
 		return -1;
 	reset_signals();
+	if (landlock_enter(job, keep->program, e))
+		return -1;
 	return install_filter(job, e);
 }
 

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define JOB_MAGIC UINT32_C(0x324a5045) /* "EPJ2" */
+#define JOB_MAGIC UINT32_C(0x334a5045) /* "EPJ3" */
 
 static bool strings_add(char ***list, uint32_t *count, uint32_t max, const char *s)
 {
@@ -146,6 +146,7 @@ void jail_job_encode(const struct jail_job *j, struct buf *out)
 	wire_put_str(out, j->name);
 	wire_put_bool(out, j->confined);
 	wire_put_bool(out, j->self);
+	wire_put_u8(out, j->landlock);
 	wire_put_u32(out, j->uid);
 	wire_put_u32(out, j->gid);
 	wire_put_u32(out, j->group);
@@ -267,6 +268,7 @@ int jail_job_decode(const void *p, size_t n, struct jail_job *out, struct err *e
 	wire_str_fixed(&r, out->name, sizeof(out->name));
 	out->confined = wire_bool(&r);
 	out->self = wire_bool(&r);
+	out->landlock = wire_u8(&r);
 	out->uid = wire_u32(&r);
 	out->gid = wire_u32(&r);
 	out->group = wire_u32(&r);

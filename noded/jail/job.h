@@ -32,6 +32,13 @@ enum jail_bind_flags {
 	JAIL_BIND_WRITE = 8,    /* a directory that the process may write to as far as its owner and mode let it */
 };
 
+enum jail_landlock_flags {
+	JAIL_LANDLOCK = 1,            /* where the kernel has it; without it the rest means nothing */
+	JAIL_LANDLOCK_NO_BIND = 2,    /* no TCP port */
+	JAIL_LANDLOCK_NO_CONNECT = 4, /* no TCP port */
+	JAIL_LANDLOCK_EXEC = 8,       /* any program of the tree, not only the job's */
+};
+
 struct jail_bind {
 	char *source; /* absolute; symbolic links are followed on the host's side */
 	char *target; /* absolute, in the new tree; directories and files are made as needed */
@@ -67,9 +74,10 @@ struct jail_job {
 	char **groups; /* files that put the writer into a v1 cgroup */
 	char **argv;   /* argv[0] = path in the new tree, unless `self` */
 	char **env;
-	uint8_t *filter; /* seccomp program, sock_filter array as bytes; filter_len 0 = none */
-	bool confined;   /* false: no tree of its own (insecure_no_jail); all else still holds */
-	bool self;       /* exec noded itself, the very file that runs now, whatever stands at its path */
+	uint8_t *filter;  /* seccomp program, sock_filter array as bytes; filter_len 0 = none */
+	uint8_t landlock; /* enum jail_landlock_flags */
+	bool confined;    /* false: no tree of its own (insecure_no_jail); all else still holds */
+	bool self;        /* exec noded itself, the very file that runs now, whatever stands at its path */
 };
 
 /* Builders: copy their strings; false when a bound is reached or memory ran out. */

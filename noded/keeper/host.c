@@ -6,6 +6,7 @@
 
 #include "common/log.h"
 #include "common/text.h"
+#include "jail/landlock.h"
 #include "jail/seccomp.h"
 #include "keeper/journal.h"
 
@@ -303,7 +304,7 @@ void host_init(const struct noded_config *c, struct host *h)
 	h->vmm.binary = h->binary;
 	for (int i = 0; i < IMAGE_FILES; i++)
 		h->image_fd[i] = -1;
-	h->jail = c->insecure_no_jail ? "none: insecure_no_jail" : "full";
+	h->jail = c->insecure_no_jail ? "none: insecure_no_jail" : landlock_abi() > 0 ? "full" : "full, without landlock";
 }
 
 int host_open(const struct noded_config *c, struct host *h, struct err *e)

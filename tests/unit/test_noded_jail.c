@@ -80,9 +80,14 @@ static void cgroup_joined(void **state)
 
 static void fill(struct jail_job *j)
 {
-	*j = (struct jail_job){
-		.confined = true, .self = true, .uid = 200002, .gid = 200002, .nofile = 64, .stdio_fd = 5, .fd_count = 3
-	};
+	*j = (struct jail_job){ .confined = true,
+		.self = true,
+		.uid = 200002,
+		.gid = 200002,
+		.nofile = 64,
+		.stdio_fd = 5,
+		.fd_count = 3,
+		.landlock = JAIL_LANDLOCK | JAIL_LANDLOCK_NO_BIND };
 	assert_true(text_copy(j->name, sizeof(j->name), "vmm"));
 	assert_true(text_copy(j->root, sizeof(j->root), "/run/x"));
 	assert_true(jail_job_bind(j, "/usr/lib", "/usr/lib", JAIL_BIND_OPTIONAL));
