@@ -155,6 +155,13 @@ const struct config_key noded_keys[] = {
 			.min = 0,
 			.max = 600000,
 			.help = "ms from the VMM's exec to the guest's hello; 0: 10000 with KVM, 30000 emulated" },
+	{ .name = "start_mode",
+			.type = CONFIG_ENUM,
+			.offset = AT(start_mode),
+			.fallback = "auto",
+			.choices = "auto|cold",
+			.help = "auto: VMs go on from a snapshot of a booted one, where there is one, and boot otherwise; cold: "
+				"all boot" },
 	{ .name = "warm_min",
 			.type = CONFIG_INT,
 			.offset = AT(warm_min),

@@ -14,6 +14,8 @@ enum config_isolation { ISOLATION_AUTO, ISOLATION_KVM, ISOLATION_EMULATED };
 
 enum config_seccomp { CONFIG_SECCOMP_ENFORCE, CONFIG_SECCOMP_LOG };
 
+enum config_start_mode { START_MODE_AUTO, START_MODE_COLD };
+
 struct noded_config {
 	char *state_dir, *run_dir;
 	char *controld, *join_token_file, *node_name, *labels;
@@ -25,9 +27,10 @@ struct noded_config {
 	char *cgroup_parent;
 	int64_t uid_base, max_vms, memory_mib, vcpus;
 	int64_t max_concurrent_boots, boot_timeout_ms, spool_keep_seconds;
+	int64_t start_mode; /* enum config_start_mode */
 	int64_t warm_min, warm_max, warm_ttl_seconds, warm_memory_mib, warm_vcpus;
 	bool insecure_no_jail;
-	int64_t seccomp; /* enum config_seccomp */
+	int64_t seccomp;   /* enum config_seccomp */
 	int64_t log_level; /* enum log_level */
 	char *metrics_listen;
 	bool log_json;

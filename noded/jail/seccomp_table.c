@@ -124,6 +124,7 @@ const struct seccomp_row seccomp_rows[] = {
 	ERRNO1(madvise, QEMU, EINVAL, 2, FULL, MADV_MERGEABLE), /* pages shared between VMs tell one of the other */
 	ALLOW(madvise, ALL, MEMORY),
 	ALLOW(memfd_create, QEMU, GUEST),
+	ALLOW(fadvise64, QEMU, GUEST), /* reads the state of a snapshot */
 	ALLOW(ftruncate, QEMU, GUEST),
 	ALLOW(fallocate, QEMU, GUEST),
 

@@ -102,8 +102,18 @@ static int to_link(struct vm *vm, const uint8_t *body, size_t n, struct err *e)
 	}
 	if (!frame_set(&vm->replay[kind], body[0], body + 1, n - 1))
 		return err_set(e, ERR_NOMEM, "no memory");
-	link_side_relay(vm->keeper, vm, body[0], body + 1, n - 1);
+	/* Its first byte says whether this counts as an attempt: after a clone that did not come up, the next one boots. */
+	if (body[0] == RF_BL_REFUSE && n > 1 && vm->clone_failed)
+		vm->replay[kind].body[0] = 0;
+	link_side_relay(vm->keeper, vm, body[0], vm->replay[kind].body, n - 1);
 	return 0;
+}
+
+/* Ends before the start that say nothing about how the VM came up. */
+static bool ended_by_its_run(const char *reason)
+{
+	return strcmp(reason, errcode_text(ERRCODE_CANCELLED)) == 0 || strcmp(reason, errcode_text(ERRCODE_LEASE_EXPIRED)) == 0 ||
+	       strcmp(reason, "fenced") == 0;
 }
 
 static int take_destroy(struct vm *vm, const uint8_t *body, size_t n, struct err *e)
@@ -118,6 +128,8 @@ static int take_destroy(struct vm *vm, const uint8_t *body, size_t n, struct err
 		return -1;
 	}
 	log_info("run=%s vm=%s destroy asked reason=\"%s\"", vm->journal.run_id, vm->journal.vm, reason);
+	if (!ended_by_its_run(reason))
+		golden_clone_failed(vm, reason);
 	free(reason);
 	if (vm->destroy_boot_ns == 0)
 		vm->destroy_boot_ns = clock_boot_ns();

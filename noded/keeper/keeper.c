@@ -49,6 +49,7 @@ static void on_turn(evutil_socket_t fd, short what, void *arg)
 	(void)fd;
 	(void)what;
 	k->dirty = false;
+	golden_turn(k);
 	pool_turn(k);
 	vm_run_waiting(k);
 	link_side_capacity(k);
@@ -285,6 +286,7 @@ static int reserve(struct keeper *k, struct err *e)
 		.overhead_mib = h->driver->overhead_mib(&h->vmm) + 32, /* broker and channel use about 16 MiB each */
 	};
 	pool_open(k);
+	golden_open(k);
 	k->max_booting = c->max_concurrent_boots > 0 ? (uint32_t)c->max_concurrent_boots : h->cpus;
 	return slots_new((uint32_t)c->uid_base, (uint32_t)c->max_vms, &k->slots, e);
 }
@@ -373,6 +375,7 @@ static void stop(struct keeper *k)
 	free_event(k->turn);
 	if (k->base)
 		event_base_free(k->base);
+	golden_close(k);
 	slots_free(k->slots);
 	host_close(&k->host);
 	identity_free(k->identity);

@@ -84,6 +84,8 @@ struct vm {
 	bool channel_waited;   /* its time to end by itself is running or over */
 	bool booting;          /* holds one of the boot places */
 	bool unreserved;       /* a warm VM whose reservation was given to a run; it is on its way out */
+	struct golden *making; /* owned: this is a golden VM */
+	bool clone_failed;     /* and was counted as that */
 	bool prepared;         /* the broker was told to boot without a run */
 	bool warm_ready;       /* ... and its guest has said hello */
 	int64_t warm_since_ms; /* boot clock; 0 = not ready */
@@ -118,6 +120,13 @@ struct keeper {
 	struct slots *slots;
 	struct admission admission;
 	struct pool pool;
+	struct {
+		struct golden *of[POOL_SIZES]; /* ready; NULL = none */
+		struct vm *vm;                 /* of the one that is made now */
+		char dir[600];
+		uint32_t failures;
+		int64_t pause_until_ms;
+	} golden;
 	int metrics_fd; /* bound; 0 = none */
 	char metrics_address[300];
 	struct event *metrics_timer;
@@ -192,6 +201,18 @@ void pool_lost(struct vm *vm);                                  /* it ended with
 void pool_offer(const struct keeper *k, struct admission *out); /* what is free when no warm VM is counted */
 uint32_t pool_slots(const struct keeper *k);                    /* that warm VMs hold */
 void pool_image_changed(struct keeper *k);                      /* also of the VMM: none of the old ones is used any more */
+
+/* golden.c */
+void golden_open(struct keeper *k);
+void golden_close(struct keeper *k);
+void golden_turn(struct keeper *k);                                             /* makes and drops snapshots */
+bool golden_comes(const struct keeper *k, uint32_t memory_mib, uint32_t vcpus); /* it is not there yet, and is being made or next */
+int golden_choose(struct vm *vm, struct err *e) EPH_MUST_CHECK;                 /* cold or clone; what a golden VM writes to */
+int golden_params(const struct vm *vm, struct vmm_params *p, struct err *e) EPH_MUST_CHECK; /* state_fd is the caller's */
+int golden_side_open(struct vm *vm, int fd, struct err *e) EPH_MUST_CHECK;                  /* channel's frames, of a golden VM */
+void golden_over(struct vm *vm);                                                            /* nothing of it is alive any more */
+void golden_clone_failed(struct vm *vm, const char *why); /* if it was one: it is not to happen again */
+void golden_free(struct golden *g);
 
 /* vm.c */
 extern const char *const vm_role_names[SLOT_ROLES];

@@ -216,6 +216,12 @@ static void end_surplus(struct keeper *k, const uint32_t target[POOL_SIZES])
 	}
 }
 
+/* From a snapshot it is there at once, so that is made first. */
+static bool waits_for_golden(const struct keeper *k, int size)
+{
+	return golden_comes(k, k->pool.size[size].memory_mib, k->pool.size[size].vcpus);
+}
+
 static void count(struct keeper *k, const uint32_t target[POOL_SIZES])
 {
 	k->stats.pool_target = k->stats.pool_ready = k->stats.pool_making = 0;
@@ -239,7 +245,7 @@ void pool_turn(struct keeper *k)
 	end_surplus(k, target);
 	if (!k->draining && !k->stopping && k->host.image_name[0] && pool_may_boot(&k->pool, now) && !run_waits(k))
 		for (int i = 0; i < POOL_SIZES; i++)
-			for (uint32_t have = count_size(k, &k->pool.size[i]); have < target[i]; have++)
+			for (uint32_t have = count_size(k, &k->pool.size[i]); have < target[i] && !waits_for_golden(k, i); have++)
 				make_one(k, &k->pool.size[i]);
 	count(k, target);
 }

@@ -92,6 +92,9 @@ void vm_free(struct vm *vm)
 	free(vm->secrets);
 	free(vm->assignment);
 	vm_again_forget(vm);
+	if (vm->keeper->golden.vm == vm)
+		vm->keeper->golden.vm = NULL;
+	golden_free(vm->making);
 	if (vm->spool_fd >= 0)
 		close(vm->spool_fd);
 	event_free(vm->timer);
@@ -100,7 +103,16 @@ void vm_free(struct vm *vm)
 
 /* --- boot queue --------------------------------------------------------------------------------------------------------------- */
 
-/* Runs come before VMs that nobody waits for, and these leave a boot place free, if there is more than one. */
+static uint32_t boots_of(const struct keeper *k, enum journal_kind kind)
+{
+	uint32_t n = 0;
+
+	for (const struct vm *vm = k->vms; vm; vm = vm->next)
+		n += vm->booting && vm->journal.kind == kind;
+	return n;
+}
+
+/* Runs come before VMs that nobody waits for and do not wait for them; these leave a boot place free, if there is more than one. */
 static struct vm *first_waiting(const struct keeper *k)
 {
 	struct vm *spare = NULL;
@@ -109,7 +121,7 @@ static struct vm *first_waiting(const struct keeper *k)
 		if (!vm->seen.waiting || vm->want.end)
 			continue;
 		if (vm->journal.kind == JOURNAL_RUN)
-			return vm;
+			return boots_of(k, JOURNAL_RUN) < k->max_booting ? vm : NULL;
 		if (!spare)
 			spare = vm;
 	}
@@ -138,7 +150,7 @@ void vm_run_waiting(struct keeper *k)
 	struct vm *vm;
 	struct err e;
 
-	while (k->booting < k->max_booting && (vm = first_waiting(k)) != NULL && has_its_place(vm)) {
+	while ((vm = first_waiting(k)) != NULL && has_its_place(vm)) {
 		vm->seen.waiting = false;
 		vm->booting = true;
 		vm->boot_began_ns = clock_boot_ns();
@@ -163,6 +175,7 @@ void vm_boot_over(struct vm *vm)
 static void end_unused(struct vm *vm, const char *text)
 {
 	log_info("vm=%s warm or golden, ended reason=\"%s\"", vm->journal.vm, text);
+	golden_clone_failed(vm, text);
 	pool_lost(vm);
 	vm_kill_silently(vm);
 }
@@ -177,11 +190,13 @@ void vm_end(struct vm *vm, enum errcode code, const char *text)
 		end_unused(vm, text);
 		return;
 	}
+	if (code != ERRCODE_NODE_RESTARTED)
+		golden_clone_failed(vm, text);
 	if (vm->replay[REPLAY_END].body) {
 		vm->seen.reported = true; /* the broker's own word stands */
 	} else if (vm->journal.state < JOURNAL_ASKED) {
 		vm->refused = true;
-		vm->refuse_failed = code != ERRCODE_NODE_RESTARTED;
+		vm->refuse_failed = code != ERRCODE_NODE_RESTARTED && !vm->clone_failed; /* the next attempt boots */
 		metrics_not_started(vm, vm->refuse_failed);
 	}
 	vm->end_code = vm->refused && vm->refuse_failed ? ERRCODE_VM_START_FAILED : code;
@@ -311,6 +326,7 @@ static bool close_vm(struct vm *vm)
 		if (!vm->unreserved)
 			admission_give_vm(&k->admission, vm->journal.memory_mib, vm->journal.vcpus);
 	}
+	golden_over(vm);
 	slots_give(k->slots, vm->journal.slot);
 	if (!vm->unreserved)
 		admission_give_slot(&k->admission);

@@ -1,7 +1,8 @@
 /*
  * A second VMM for a run whose first did not boot. Some VMMs wedge now and then in a boot, for no reason of the run or of the host:
  * what was started is destroyed like any other, and the same run starts once more in its place, on the same slot, reservation,
- * spool and attempt. Nobody outside this host hears of it. Until a boot worked the run's inputs are kept for that.
+ * spool and attempt; a clone that did not come up boots then. Nobody outside this host hears of it. Until a boot worked the run's
+ * inputs are kept for that.
  *
  * Keeper's thread; nothing blocks.
  */
@@ -33,7 +34,8 @@ void vm_again_keep(struct vm *vm)
 	vm->assignment = vm->secrets = NULL;
 	vm->assignment_len = vm->secrets_len = 0;
 	/* Not kept a moment longer than needed. */
-	if (vm->booted_again || !vm->keeper->host.driver->boot_again || vm->journal.start_mode == JOURNAL_FROM_WARM)
+	if (vm->booted_again || vm->journal.start_mode == JOURNAL_FROM_WARM ||
+			(!vm->keeper->host.driver->boot_again && vm->journal.start_mode != JOURNAL_CLONE))
 		vm_again_forget(vm);
 }
 

@@ -40,6 +40,7 @@
 #define VMM_CPU_EXTRA_PERCENT 50 /* of one CPU, beside one CPU a vcpu: main loop, block layer */
 #define ROLE_NOFILE 256
 #define VMM_NOFILE 256
+#define GOLDEN_EXTRA_MIB 64 /* of files that a golden VM writes, beside its memory */
 /* Roles write to keeper's stderr, which may be a long log file, and the broker to its spool; nothing else that grows is in reach.
  */
 #define ROLE_FSIZE (UINT64_C(1) << 30)
@@ -89,7 +90,7 @@ static int open_ctl(const struct vm *vm, struct err *e)
 	return -1;
 }
 
-/* dir: room for the path that it points to. */
+/* dir: room for the path that it points to. state_fd is the caller's to close. */
 static int vmm_params(const struct vm *vm, char *dir, size_t size, struct vmm_params *out, struct err *e)
 {
 	const int *image = vm->keeper->host.image_fd;
@@ -109,20 +110,34 @@ static int vmm_params(const struct vm *vm, char *dir, size_t size, struct vmm_pa
 	};
 	if (!text_fmt(dir, size, "%s/%s", vm->keeper->vm_dir, vm->journal.vm))
 		return err_set(e, ERR_LIMIT, "run_dir is too long");
-	return 0;
+	return golden_params(vm, out, e);
 }
 
-static int open_fds(struct vm *vm, struct start_fds *f, struct err *e)
+/* Every descriptor of VMM and channel, by its driver. */
+static int open_wires(struct vm *vm, struct start_fds *f, struct err *e)
 {
 	const struct host *h = &vm->keeper->host;
 	struct vmm_params params;
 	char dir[256];
+	int rc;
 
+	if (vmm_params(vm, dir, sizeof(dir), &params, e))
+		return -1;
+	rc = params.start == VMM_GOLDEN && h->driver->golden_begin ? h->driver->golden_begin(&params, e) : 0;
+	if (rc == 0)
+		rc = h->driver->open(&h->vmm, &params, &f->wires, e);
+	if (params.state_fd >= 0)
+		close(params.state_fd);
+	return rc;
+}
+
+static int open_fds(struct vm *vm, struct start_fds *f, struct err *e)
+{
 	*f = (struct start_fds){ .keeper_broker = { -1, -1 }, .broker_channel = { -1, -1 }, .ctl = -1, .kill = -1 };
 	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, f->keeper_broker) != 0 ||
 			socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, f->broker_channel) != 0)
 		return err_set_errno(e, "make sockets");
-	if (vmm_params(vm, dir, sizeof(dir), &params, e) || h->driver->open(&h->vmm, &params, &f->wires, e))
+	if (open_wires(vm, f, e))
 		return -1;
 	f->ctl = open_ctl(vm, e);
 	if (f->ctl < 0)
@@ -239,9 +254,11 @@ static int vmm_job(struct vm *vm, struct jail_job *job, struct err *e)
 	char dir[256];
 
 	job->nofile = VMM_NOFILE;
-	job->fsize = 0; /* it has nothing to write to */
+	job->fsize = vm->making ? (vm->journal.memory_mib + GOLDEN_EXTRA_MIB) * MIB : 0; /* others have nothing to write to */
 	if (vmm_params(vm, dir, sizeof(dir), &params, e))
 		return -1;
+	if (params.state_fd >= 0)
+		close(params.state_fd); /* describing takes none */
 	return h->driver->describe(&h->vmm, &params, job, e);
 }
 
@@ -289,6 +306,8 @@ static void on_vmm_exec(void *arg, const struct err *e)
 		return;
 	}
 	vm->exec_boot_ns = clock_boot_ns();
+	if (vm->making)
+		return; /* its channel says how it goes */
 	/* Now, so that the boot's deadline counts from here. */
 	if (vm->journal.kind == JOURNAL_RUN ? broker_side_assign(vm, &fail) : broker_side_prepare(vm, &fail))
 		vm_fail_start(vm, fail.text);
@@ -331,7 +350,9 @@ static void on_vmm_exit(void *arg, int status)
 					: "The VMM ended by itself: %s. Its last words are in the log of noded.",
 				    text))
 			vm->vmm_text[0] = '\0';
-		if (vm->exec_boot_ns > 0)
+		if (vm->making)
+			vm_fail_start(vm, vm->vmm_text);
+		else if (vm->exec_boot_ns > 0)
 			broker_side_exited(vm);
 	}
 	vm_step_all(vm);
@@ -408,17 +429,20 @@ static int spawn_all(struct vm *vm, struct start_fds *f, struct err *e)
 {
 	const int broker[] = { f->keeper_broker[1], f->broker_channel[0], f->ctl, f->kill };
 	int channel[1 + VMM_WIRES_MAX] = { f->broker_channel[1] };
+	int rc;
 
+	if (vm->making)
+		channel[0] = f->keeper_broker[1]; /* there is no broker: its channel speaks to keeper */
 	memcpy(channel + 1, f->wires.channel, f->wires.channel_count * sizeof(int));
 	if (spawn(vm, SLOT_VMM, f->wires.vmm, f->wires.vmm_count, e) ||
-			spawn(vm, SLOT_CHANNEL, channel, 1 + f->wires.channel_count, e) || spawn(vm, SLOT_BROKER, broker, 4, e))
+			spawn(vm, SLOT_CHANNEL, channel, 1 + f->wires.channel_count, e) ||
+			(!vm->making && spawn(vm, SLOT_BROKER, broker, 4, e)))
 		return -1;
-	if (broker_side_open(vm, f->keeper_broker[0], e)) {
-		f->keeper_broker[0] = -1; /* taken over also when it fails */
+	rc = vm->making ? golden_side_open(vm, f->keeper_broker[0], e) : broker_side_open(vm, f->keeper_broker[0], e);
+	f->keeper_broker[0] = -1; /* taken over also when it fails */
+	if (rc)
 		return -1;
-	}
-	f->keeper_broker[0] = -1;
-	if (!adopt_identify(vm))
+	if (!vm->making && !adopt_identify(vm))
 		return err_set(e, ERR_UNAVAILABLE, "the broker does not take frames");
 	return journal_store(vm->keeper->journal_dir, &vm->journal, e);
 }
@@ -432,7 +456,7 @@ int vm_start(struct vm *vm, struct err *e)
 	if (!images_usable(vm->keeper->images, e))
 		return -1;
 	memcpy(vm->journal.image_hash, vm->keeper->host.image_hash, SHA256_LEN);
-	if (make_places(vm, e))
+	if (golden_choose(vm, e) || make_places(vm, e))
 		return -1;
 	if (open_fds(vm, &f, e) == 0)
 		rc = spawn_all(vm, &f, e);

@@ -26,7 +26,10 @@
 #define OVERHEAD_KVM_MIB 160
 
 /* The VMM's descriptors, in the order of qemu_open. */
-enum qemu_fd { FD_GUEST = 3, FD_QMP, FD_CONSOLE, FD_KERNEL, FD_INITRAMFS, FD_ROOTFS };
+enum qemu_fd { FD_GUEST = 3, FD_QMP, FD_CONSOLE, FD_KERNEL, FD_INITRAMFS, FD_ROOTFS, FD_RAM, FD_STATE };
+
+/* A snapshot takes 10 to 200 ms, going on from one as long; with a loaded host far more. */
+#define ANSWER_MS 20000
 
 /* --- probe -------------------------------------------------------------------------------------------------------------------- */
 
@@ -54,6 +57,16 @@ static int lend_image(const struct vmm_params *p, struct vmm_wires *w)
 	return 0;
 }
 
+/* Memory and, for a clone, state: the golden's memory is written in place, a clone maps its own copy of what it writes. */
+static int lend_snapshot(const struct vmm_params *p, struct vmm_wires *w)
+{
+	if (p->start == VMM_COLD)
+		return 0;
+	if (vmm_wires_lend(w, p->ram_fd))
+		return -1;
+	return p->start == VMM_CLONE ? vmm_wires_lend(w, p->state_fd) : 0;
+}
+
 static int qemu_open(const struct vmm_host *host, const struct vmm_params *p, struct vmm_wires *w, struct err *e)
 {
 	struct vmm_plan plan = {
@@ -61,8 +74,9 @@ static int qemu_open(const struct vmm_host *host, const struct vmm_params *p, st
 		.start = (uint8_t)p->start,
 		.memory_mib = p->memory_mib,
 		.vcpus = p->vcpus,
-		.ram_fd = -1,
-		.state_fd = -1,
+		.ram_fd = p->start == VMM_COLD ? -1 : FD_RAM,
+		.state_fd = p->start == VMM_CLONE ? FD_STATE : -1,
+		.answer_ms = p->start == VMM_COLD ? 0 : ANSWER_MS,
 	};
 	int console[2], fd;
 
@@ -70,7 +84,7 @@ static int qemu_open(const struct vmm_host *host, const struct vmm_params *p, st
 	/* The guest's stream, then the monitor's: FD_GUEST and FD_QMP, CHANNEL_FD_GUEST and CHANNEL_FD_CONTROL. */
 	if (vmm_wires_pair(w) || vmm_wires_pair(w) || pipe2(console, O_CLOEXEC) != 0)
 		return err_set_errno(e, "make sockets");
-	if (vmm_wires_channel(w, console[0]) + vmm_wires_vmm(w, console[1]) != 0 || lend_image(p, w))
+	if (vmm_wires_channel(w, console[0]) + vmm_wires_vmm(w, console[1]) != 0 || lend_image(p, w) || lend_snapshot(p, w))
 		return err_set_errno(e, "descriptors of the VMM");
 	fd = vmm_plan_write(&plan, e);
 	if (fd < 0)
@@ -108,11 +122,21 @@ static bool kernel_args(const struct vmm_host *host, struct jail_job *job)
 
 static bool machine_args(const struct vmm_host *host, const struct vmm_params *p, struct jail_job *job)
 {
-	return ARG2(job, "-M", "microvm,pit=off,pic=off,isa-serial=on") &&
+	return ARG2(job, "-M", "microvm,pit=off,pic=off,isa-serial=on%s", p->start == VMM_COLD ? "" : ",memory-backend=ram") &&
 	       (host->kvm ? ARG2(job, "-accel", "kvm") : ARG2(job, "-accel", "tcg,thread=multi,tb-size=%d", TB_SIZE_MIB)) &&
 	       ARG2(job, "-cpu", "%s", host->kvm ? "host" : "Nehalem,+rdrand,-spec-ctrl") &&
 	       ARG2(job, "-smp", "%" PRIu32, p->vcpus) && ARG2(job, "-m", "%" PRIu32 "M", p->memory_mib) &&
 	       arg(job, "-nodefaults") && arg(job, "-no-user-config") && ARG2(job, "-display", "none") && arg(job, "-no-reboot");
+}
+
+/* Golden: its memory is a file that it shares; clone: the same file, of which it never changes a byte. */
+static bool memory_args(const struct vmm_params *p, struct jail_job *job)
+{
+	if (p->start == VMM_COLD)
+		return true;
+	return ARG2(job, "-object", "memory-backend-file,id=ram,size=%" PRIu32 "M,mem-path=/proc/self/fd/%d,share=%s",
+			       p->memory_mib, FD_RAM, p->start == VMM_GOLDEN ? "on" : "off") &&
+	       (p->start == VMM_GOLDEN || ARG2(job, "-incoming", "defer"));
 }
 
 /* No locks on the image: it is read only, and a lock that anybody who can read the file may take would stop every start. */
@@ -147,7 +171,7 @@ static bool tree(const struct vmm_host *host, struct jail_job *job)
 
 static int qemu_describe(const struct vmm_host *host, const struct vmm_params *p, struct jail_job *job, struct err *e)
 {
-	bool ok = arg(job, "%s", host->binary) && machine_args(host, p, job) &&
+	bool ok = arg(job, "%s", host->binary) && machine_args(host, p, job) && memory_args(p, job) &&
 		  ARG2(job, "-kernel", "/proc/self/fd/%d", FD_KERNEL) && ARG2(job, "-initrd", "/proc/self/fd/%d", FD_INITRAMFS) &&
 		  kernel_args(host, job) && device_args(job) &&
 		  ARG2(job, "-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny");

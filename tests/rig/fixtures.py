@@ -55,6 +55,8 @@ class Stack:
     def close(self):
         try:
             if self.node and self.node.process:
+                if self.node.keeps_vms():
+                    self.node.stop()
                 self.node.clean()
         finally:
             if self.node:

@@ -56,7 +56,8 @@ class Node:
         vmm_config = vmm_rig.node_config() if self.vmm == "cloud-hypervisor" else {"vmm": "qemu"}
         self.config = {"state_dir": self.state_dir, "run_dir": self.run_dir, "join_token_file": str(token), "node_name": self.name, "emulation": "allow",
                        "uid_base": self.uid_base, "image_dir": str(image), "max_vms": 4, "max_concurrent_boots": 1, "memory_mib": 4096, "vcpus": 8,
-                       "cgroup_parent": f"/{self.cgroup_name}", "spool_keep_seconds": 600, "log_level": "debug", "metrics_listen": "127.0.0.1:0", **vmm_config, **config}
+                       "cgroup_parent": f"/{self.cgroup_name}", "spool_keep_seconds": 600, "log_level": "debug", "metrics_listen": "127.0.0.1:0",
+                       "start_mode": "cold", **vmm_config, **config}
         self.log = self.home / "noded.log"
         self.process = None
         self.prefix, self.env = (), {}  # what starts it, and what is in its environment: another network (netns.py), another clock
@@ -104,6 +105,10 @@ class Node:
         code = self.process.returncode if self.process else 0
         self.process = None
         return code
+
+    def keeps_vms(self):
+        """Has VMs of its own accord, without a run: warm ones, or one that a snapshot is made of."""
+        return self.config.get("start_mode") != "cold" or int(self.config.get("warm_min") or 0) > 0
 
     def role_pids(self, role):
         """Pids of this node's processes in a role: link, broker, channel, or vmm."""

@@ -409,6 +409,7 @@ struct monitor {
 	bool refused;
 	const char *asked;
 	char event[64];
+	int fd;
 };
 
 static void monitor_send(void *arg, const void *line, size_t n)
@@ -451,10 +452,19 @@ static void monitor_wait(void *arg, const char *what)
 	((struct monitor *)arg)->asked = what;
 }
 
-static struct control *monitor(struct monitor *m)
+static int monitor_send_fd(void *arg, const void *bytes, size_t n, int fd, struct err *e)
 {
-	static const struct vmm_plan plan = { .kind = VMM_QEMU, .start = VMM_COLD, .ram_fd = -1, .state_fd = -1 };
+	(void)e;
+	monitor_send(arg, bytes, n);
+	((struct monitor *)arg)->fd = fd;
+	return 0;
+}
+
+static struct control *monitor_of(struct monitor *m, enum vmm_start start)
+{
+	static struct vmm_plan plan;
 	struct control_ops ops = { .send = monitor_send,
+		.send_fd = monitor_send_fd,
 		.on_known = monitor_known,
 		.on_up = monitor_up,
 		.on_event = monitor_event,
@@ -465,11 +475,105 @@ static struct control *monitor(struct monitor *m)
 	struct control *q;
 	struct err e;
 
+	plan = (struct vmm_plan){
+		.kind = VMM_QEMU, .start = (uint8_t)start, .ram_fd = -1, .state_fd = start == VMM_CLONE ? 10 : -1
+	};
 	memset(m, 0, sizeof(*m));
 	q = control_new(&plan, &ops);
 	assert_non_null(q);
 	assert_int_equal(control_start(q, &e), 0);
 	return q;
+}
+
+static struct control *monitor(struct monitor *m)
+{
+	return monitor_of(m, VMM_COLD);
+}
+
+/* The monitor says `text`; what it is told then holds `want`, when that is not NULL, and nothing else is said. */
+static void exchange(struct control *q, struct monitor *m, const char *text, const char *want)
+{
+	struct err e;
+
+	memset(m->sent, 0, sizeof(m->sent));
+	assert_int_equal(control_feed(q, text, strlen(text), &e), 0);
+	if (want)
+		assert_non_null(strstr(m->sent, want));
+	else
+		assert_string_equal(m->sent, "");
+}
+
+#define MOVED(status) "{\"event\":\"MIGRATION\",\"data\":{\"status\":\"" status "\"}}\n"
+
+/* A golden VM is up like another, and makes its snapshot when it is asked to; the event may come before the answer. */
+static void qmp_makes_a_snapshot(void **state)
+{
+	static const int fd = 77;
+	struct monitor m;
+
+	(void)state;
+	for (int early = 0; early < 3; early++) {
+		struct control *q = monitor_of(&m, VMM_GOLDEN);
+
+		exchange(q, &m, "{\"QMP\":{}}\n", "qmp_capabilities");
+		exchange(q, &m, "{\"return\":{},\"id\":1}\n", NULL);
+		assert_int_equal(m.up, 1);
+		control_snapshot(q, &fd, 1);
+		assert_non_null(strstr(m.sent, "\"stop\""));
+		exchange(q, &m, "{\"event\":\"STOP\"}\n{\"return\":{},\"id\":7}\n", "x-ignore-shared");
+		exchange(q, &m, "{\"return\":{},\"id\":8}\n", "getfd");
+		assert_int_equal(m.fd, fd);
+		exchange(q, &m, "{\"return\":{},\"id\":9}\n", "\"fd:state\"");
+		exchange(q, &m, MOVED("setup") MOVED("active"), NULL);
+		m.refused = true;
+		if (early == 0)
+			exchange(q, &m, "{\"return\":{},\"id\":10}\n" MOVED("completed"), NULL);
+		else if (early == 1)
+			exchange(q, &m, MOVED("completed") "{\"return\":{},\"id\":10}\n", NULL);
+		if (early < 2) {
+			assert_false(m.refused);
+		} else {
+			m.refused = false;
+			exchange(q, &m, "{\"return\":{},\"id\":10}\n" MOVED("failed"), NULL);
+			assert_true(m.refused);
+		}
+		control_free(q);
+	}
+}
+
+/* A clone is up when it goes on, not before; a snapshot that does not load is the end of it. */
+static void qmp_goes_on_from_a_snapshot(void **state)
+{
+	struct monitor m;
+	struct err e;
+
+	(void)state;
+	for (int fails = 0; fails < 2; fails++) {
+		struct control *q = monitor_of(&m, VMM_CLONE);
+
+		exchange(q, &m, "{\"QMP\":{}}\n", "qmp_capabilities");
+		exchange(q, &m, "{\"return\":{},\"id\":1}\n", "x-ignore-shared");
+		exchange(q, &m, "{\"return\":{},\"id\":2}\n", "\"fd:10\"");
+		if (fails) {
+			assert_int_equal(control_feed(q, MOVED("failed"), strlen(MOVED("failed")), &e), -1);
+		} else {
+			exchange(q, &m, "{\"return\":{},\"id\":3}\n", NULL);
+			assert_int_equal(m.up, 0);
+			exchange(q, &m, MOVED("completed"), "\"cont\"");
+			assert_int_equal(m.up, 0);
+			exchange(q, &m, "{\"event\":\"RESUME\"}\n{\"return\":{},\"id\":5}\n", NULL);
+			assert_int_equal(m.up, 1);
+		}
+		control_free(q);
+	}
+	{
+		const int fd = 77;
+		struct control *q = monitor_of(&m, VMM_GOLDEN);
+
+		control_snapshot(q, &fd, 1); /* before it runs */
+		assert_true(m.refused);
+		control_free(q);
+	}
 }
 
 static void qmp_talk(void **state)
@@ -545,6 +649,8 @@ int main(void)
 		cmocka_unit_test(files_wait_for_credit),
 		cmocka_unit_test(fatal_text),
 		cmocka_unit_test(qmp_talk),
+		cmocka_unit_test(qmp_makes_a_snapshot),
+		cmocka_unit_test(qmp_goes_on_from_a_snapshot),
 		cmocka_unit_test(qmp_refuses),
 	};
 
