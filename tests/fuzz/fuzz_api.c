@@ -9,7 +9,7 @@
  */
 /* link: controld_api controld_base ephproto_link ephproto ephloop_event EPH::sodium EPH::event */
 /* sources: tests/fuzz/api_http.c tests/fuzz/api_store.c tests/fuzz/api_store_run.c */
-/* sources: tests/fuzz/api_store_change.c tests/fuzz/api_store_list.c */
+/* sources: tests/fuzz/api_store_change.c tests/fuzz/api_store_list.c tests/fuzz/api_store_images.c */
 /* within: controld */
 /* reads: controld/api/ */
 /* reached: 82 % of lines, 66 % of branches; the rest is memory that runs out, start and end of the listeners, a drain */
