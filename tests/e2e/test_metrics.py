@@ -7,10 +7,12 @@ import re
 import shutil
 import signal
 import subprocess
+import time
 
 import control as control_rig
 import node as node_rig
 import openmetrics
+import pg
 import pytest
 import requests
 import wait
@@ -148,14 +150,45 @@ def test_figures_follow_what_was_caused(make_stack):
         # Label values do not grow with what happens.
         assert set(scrape.samples) == set(old.samples) and len(scrape.samples) < 1000
 
-    # A scrape does not wait for a database that is gone, and says so.
-    control.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()")
-    assert Scrape(at_control)["ephemeral_schema_version"] == end["ephemeral_schema_version"]
-    wait.until(lambda: Scrape(at_control).get("ephemeral_database_connected", **{"class": "reads"}) == 1, 20, "the connection again", every=0.2)
     # Its link killed: another serves the same address.
     [link] = node.role_pids("link")
     os.kill(link, signal.SIGKILL)
     scraped(at_node, lambda s: s["ephemeral_node_link_restarts_total"] == 1 and s.get("ephemeral_node_controlds", state="ready") == 1, "another link")
+
+
+@pytest.mark.parametrize("text", [
+    "", "# EOF", "# TYPE a counter\n# HELP a b\na_total 1\n", "# TYPE a counter\n# HELP a b\na 1\n# EOF\n", "a 1\n# EOF\n",
+    "# HELP a b\n# TYPE a gauge\na 1\na 2\n# EOF\n", '# HELP a b\n# TYPE a gauge\na{x="1",x="2"} 1\n# EOF\n', "# HELP a b\n# TYPE a gauge\na{} 1\n# EOF\n",
+    "# HELP a b\n# TYPE a gauge\na 1\n# HELP b b\n# TYPE b gauge\nb 1\n# HELP a b\n# EOF\n", "# HELP a b\n# TYPE a gauge\na one\n# EOF\n",
+    "# HELP a b\n# TYPE a gauge\n# UNIT a seconds\na 1\n# EOF\n", "# HELP a b\n# TYPE a counter\na_total -1\n# EOF\n", "# TYPE a gauge\na 1\n# EOF\n",
+    '# HELP a b\n# TYPE a gauge\na{x="a\\t"} 1\n# EOF\n', "# HELP a b\n# TYPE a gauge\n\na 1\n# EOF\n", "# HELP a b\n# TYPE a gauge\na 1 \n# EOF\n",
+    '# HELP a b\n# TYPE a histogram\na_bucket{le="1.0"} 2\na_bucket{le="+Inf"} 1\na_sum 1\na_count 1\n# EOF\n',
+    '# HELP a b\n# TYPE a histogram\na_bucket{le="1.0"} 1\na_sum 1\na_count 1\n# EOF\n', "# HELP a b\n# TYPE a gauge\na 1\n# EOF\n\n",
+    '# HELP a b\n# TYPE a histogram\na_bucket{le="1"} 1\na_bucket{le="+Inf"} 1\na_sum 1\na_count 1\n# EOF\n'])
+def test_the_strict_reader_is_strict(text):
+    with pytest.raises(ValueError):
+        openmetrics.parse(text)
+
+
+def test_a_scrape_without_postgres(bin_dir):
+    """It is answered at once, with the figures that were there and a word that they are old."""
+    with pg.Cluster(fsync=False) as cluster, control_rig.Control(cluster, bin_dir) as control:
+        at = control.addresses["metrics"]
+        good = scraped(at, lambda s: s["ephemeral_database_up"] == 1, "the first figures")
+        assert good["ephemeral_schema_version"] > 10 and 0 <= good["ephemeral_database_figures_age_seconds"] < 10
+        assert all(good.get("ephemeral_database_connected", **{"class": name}) == 1 for name in ("events", "money", "reads", "listen"))
+        cluster.stop_server()
+        gone = scraped(at, lambda s: s["ephemeral_database_up"] == 0, "the word that Postgres is gone")
+        assert gone.get("ephemeral_database_connected", **{"class": "reads"}) == 0
+        assert gone["ephemeral_schema_version"] == good["ephemeral_schema_version"]
+        old = scraped(at, lambda s: s["ephemeral_database_figures_age_seconds"] > 5, "figures that grow old")
+        assert old.get("ephemeral_nodes", state="live") == 0
+        began = time.monotonic()
+        for _ in range(20):
+            Scrape(at)
+        assert time.monotonic() - began < 5
+        cluster.start_server()
+        scraped(at, lambda s: s["ephemeral_database_up"] == 1 and s["ephemeral_database_figures_age_seconds"] < 5, "figures again")
 
 
 def test_refusals_have_their_reason(make_stack, image, tmp_path):

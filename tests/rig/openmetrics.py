@@ -100,7 +100,7 @@ def parse(text):
 
 
 class Scrape:
-    """One scrape of an address in both formats, read strictly. scrape["name", label=value] is a sample's value."""
+    """One scrape of an address in both formats, read strictly. scrape[name] is a sample without labels, scrape.get(name, label=value) one with them."""
 
     def __init__(self, address):
         url = f"http://{address}/metrics"
@@ -111,15 +111,11 @@ class Scrape:
         self.families = parse(answer.content.decode())
         self.samples = {key: value for f in self.families.values() for key, value in f.samples.items()}
 
-    def __getitem__(self, key):
-        name, wanted = key if isinstance(key, tuple) else (key, {})
-        return self.samples[name, tuple(sorted(wanted.items()))]
+    def __getitem__(self, name):
+        return self.samples[name, ()]
 
     def get(self, name, **wanted):
         return self.samples[name, tuple(sorted(wanted.items()))]
-
-    def label_values(self):
-        return {(label, value) for _, of in self.samples for label, value in of if label != "le"}
 
 
 def promtool(address):
