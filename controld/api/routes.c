@@ -3,7 +3,7 @@
 
 #define SMALL_BODY (64 * 1024)
 #define IMAGE_BODY_MAX (4 * 1024 * 1024) /* a piece of an image: sixteen chunks */
-#define NO_BODY 1 /* CONTENT_NONE refuses any byte; the column must still be set */
+#define NO_BODY 1                        /* CONTENT_NONE refuses any byte; the column must still be set */
 
 /* clang-format off */
 const struct route api_routes[] = {

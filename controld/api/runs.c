@@ -122,7 +122,8 @@ static void answer_result(struct api_req *r, const struct store_create *c)
 	case STORE_NO_NODE:
 		api_retry_after(r, 30);
 		api_problem(r, PROBLEM_NO_NODE,
-				"No host that your organization may use could ever run size %s (%u MiB, %u vCPU)%s. Ask for another size, or have the operator "
+				"No host that your organization may use could ever run size %s (%u MiB, %u vCPU)%s. Ask for "
+				"another size, or have the operator "
 				"add a host (ephemeral admin node token)%s%s%s.",
 				api_size_name(cr->rq->size), r->api->opt.sizes[cr->rq->size].memory_mib,
 				r->api->opt.sizes[cr->rq->size].vcpus,

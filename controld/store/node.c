@@ -121,7 +121,8 @@ int store_node_certify(
 	"v.total_slots, "                                                                                                          \
 	"v.free_memory_mib, v.free_vcpus, v.free_slots, "                                                                          \
 	"(SELECT count(*) FROM run_live l WHERE l.node_id = n.id AND l.state <> 'ended'), "                                        \
-	"v.stopped_at_ms > 0 AND v.lease_until_ms <= v.stopped_at_ms, v.failed_in_row, v.probation_until_ms, v.image, v.image_state, v.image_note "                      \
+	"v.stopped_at_ms > 0 AND v.lease_until_ms <= v.stopped_at_ms, v.failed_in_row, v.probation_until_ms, v.image, "            \
+	"v.image_state, v.image_note "                                                                                             \
 	"FROM nodes n JOIN nodes_live v ON v.node_id = n.id "
 
 static const struct pg_stmt stmt_node_get = {
@@ -133,7 +134,7 @@ static const struct pg_stmt stmt_node_get = {
 static const struct pg_stmt stmt_node_list = {
 	.name = "node_list",
 	.sql = "SELECT " NODE_COLUMNS "WHERE n.removed_at_ms IS NULL AND ($1::text IS NULL OR n.no < (SELECT c.no FROM nodes c "
-				      "WHERE c.id = $1)) ORDER BY n.no DESC LIMIT $2",
+	       "WHERE c.id = $1)) ORDER BY n.no DESC LIMIT $2",
 	.nparams = 2,
 };
 
