@@ -171,7 +171,7 @@ static bool get(int fd, struct frame *f, int64_t until_ms)
 
 void rig_defaults(struct rig *r)
 {
-	*r = (struct rig){ .lease_ms = 60000, .boot_ms = 10000, .next_call = 1, .key = "sk-canary-7f3a" };
+	*r = (struct rig){ .ctl = -1, .lease_ms = 60000, .boot_ms = 10000, .next_call = 1, .key = "sk-canary-7f3a" };
 	r->a = (struct assignment){ .run_id = RUN,
 		.attempt = 1,
 		.queued_at_ms = 1700000000000,
@@ -198,17 +198,18 @@ void rig_defaults(struct rig *r)
 	memset(r->a.prev_hash, 8, EVENT_HASH_LEN);
 }
 
-static void broker_child(int keeper, int channel, int killer)
+static void broker_child(int keeper, int channel, int killer, int ctl)
 {
-	static const int places[] = { BROKER_FD_KEEPER, BROKER_FD_CHANNEL, BROKER_FD_KILL };
-	int fds[] = { keeper, channel, killer };
+	static const int places[] = { BROKER_FD_KEEPER, BROKER_FD_CHANNEL, BROKER_FD_KILL, BROKER_FD_CTL };
+	int fds[] = { keeper, channel, killer, ctl };
 
 	/* Out of the way first: the targets may be among the sources. */
-	for (int i = 0; i < 3; i++)
+	for (int i = 0; i < 4; i++)
 		fds[i] = fcntl(fds[i], F_DUPFD, 100);
 	close(BROKER_FD_CTL);
-	for (int i = 0; i < 3; i++)
-		dup2(fds[i], places[i]);
+	for (int i = 0; i < 4; i++)
+		if (fds[i] >= 0)
+			dup2(fds[i], places[i]);
 	for (int i = 7; i < 200; i++)
 		close(i);
 	_exit(broker_main());
@@ -239,7 +240,7 @@ void rig_start(struct rig *r, const char *const *answers)
 	r->pid = fork();
 	assert_true(r->pid >= 0);
 	if (r->pid == 0)
-		broker_child(keeper[1], channel[1], r->kill_fd);
+		broker_child(keeper[1], channel[1], r->kill_fd, r->ctl);
 	close(keeper[1]);
 	close(channel[1]);
 	r->keeper = keeper[0];

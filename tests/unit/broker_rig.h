@@ -69,6 +69,7 @@ struct frame {
 
 struct rig {
 	int keeper, channel, spool_fd, kill_fd;
+	int ctl; /* what the broker listens on for a later keeper; below 0 unless a test made it before rig_start */
 	pid_t pid;
 	struct provider provider;
 	struct assignment a;
