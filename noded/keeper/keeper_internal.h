@@ -248,6 +248,9 @@ bool vm_again_begin(struct vm *vm); /* all of it is gone: true when it waits for
 int vm_watch_process(struct vm *vm, enum slot_role role, struct err *e) EPH_MUST_CHECK; /* of an earlier keeper, by the journal */
 int vm_start(struct vm *vm, struct err *e) EPH_MUST_CHECK;
 int vm_link_job(struct keeper *k, struct jail_job *job, struct err *e) EPH_MUST_CHECK;
+/* Its parts, also for what tests put in a process' place: groups with their limits and directories; all that a process gets. */
+int vm_make_places(struct vm *vm, struct err *e) EPH_MUST_CHECK;
+int vm_process_job(struct vm *vm, enum slot_role role, struct jail_job *job, struct err *e) EPH_MUST_CHECK;
 
 /* vm_egress.c: where the broker may connect to: nowhere; what its run needs */
 int vm_egress_shut(struct vm *vm, struct err *e) EPH_MUST_CHECK;

@@ -164,7 +164,7 @@ static void role_limits(const struct vm *vm, enum slot_role role, struct cgroup_
 	}
 }
 
-static int make_places(struct vm *vm, struct err *e)
+int vm_make_places(struct vm *vm, struct err *e)
 {
 	struct keeper *k = vm->keeper;
 	char path[256];
@@ -262,7 +262,7 @@ static int vmm_job(struct vm *vm, struct jail_job *job, struct err *e)
 	return h->driver->describe(&h->vmm, &params, job, e);
 }
 
-static int fill_job(struct vm *vm, enum slot_role role, struct jail_job *job, struct err *e)
+int vm_process_job(struct vm *vm, enum slot_role role, struct jail_job *job, struct err *e)
 {
 	struct keeper *k = vm->keeper;
 	const struct cgroup *g = vm->proc[role].cgroup;
@@ -410,7 +410,7 @@ static int spawn(struct vm *vm, enum slot_role role, const int *fds, size_t coun
 	struct jail_job job;
 	int rc;
 
-	rc = fill_job(vm, role, &job, e);
+	rc = vm_process_job(vm, role, &job, e);
 	if (rc == 0)
 		rc = jail_spawn(&job, role == SLOT_BROKER ? JAIL_NET_HOST : JAIL_NET_EMPTY, cgroup_dir_fd(p->cgroup), fds, count,
 				&spawned, e);
@@ -456,7 +456,7 @@ int vm_start(struct vm *vm, struct err *e)
 	if (!images_usable(vm->keeper->images, e))
 		return -1;
 	memcpy(vm->journal.image_hash, vm->keeper->host.image_hash, SHA256_LEN);
-	if (golden_choose(vm, e) || make_places(vm, e))
+	if (golden_choose(vm, e) || vm_make_places(vm, e))
 		return -1;
 	if (open_fds(vm, &f, e) == 0)
 		rc = spawn_all(vm, &f, e);
