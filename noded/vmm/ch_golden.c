@@ -120,7 +120,7 @@ static void change_memory(struct jw *w, const struct json *v)
 static int rewrite_config(int dir, struct err *e)
 {
 	struct buf out = BUF_INIT(CONFIG_MAX);
-	struct json *config;
+	struct json *config = NULL;
 	struct jw w;
 	int fd, rc = -1;
 

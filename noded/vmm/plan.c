@@ -1,5 +1,5 @@
 /*
- * Codec of the plan that channel gets (plan.h), and the memfd around it. Called by keeper's drivers and by channel at its start;
+ * Codec of the plan that channel reads (plan.h), and the memfd around it. Called by keeper's drivers and by channel at its start;
  * does not block.
  */
 #include "vmm/plan.h"
