@@ -228,7 +228,7 @@ def broken(binary):
 
 @pytest.mark.guest
 def test_alerts_fire_because_the_condition_was_caused(cluster, bin_dir, image, tmp_path):
-    """One controld and three hosts, scraped by Prometheus: a host is killed, another's VMM broken, the third drained, a directory planted."""
+    """One controld and three hosts, scraped by Prometheus: hosts are killed, drained, their VMM broken, something left in their directories."""
     qemu = tmp_path / "qemu-system-x86_64"
     shutil.copy(shutil.which("qemu-system-x86_64"), qemu)
     with contextlib.ExitStack() as cleanup:
@@ -250,19 +250,27 @@ def test_alerts_fire_because_the_condition_was_caused(cluster, bin_dir, image, t
         emulated = {("Emulated", at[node]) for node in nodes}
         assert prometheus.firing() <= emulated, "something is wrong before anything was done"
 
+        # No host takes runs: one is killed, the others are drained.
         killed.stop(signal.SIGKILL)
-        control.drain(idle.name)
-        broken(qemu)
+        for node in (idle, bad):
+            control.drain(node.name)
         client = control.new_client()
-        runs = [client.create(prompt=turns(say("at last")))["id"] for _ in range(3)]
-        fires(("NodedDown", at[killed]), ("NodeLost", ""), ("StartsFailing", at[bad]), ("NodeProbation", ""), ("QueueStuck", ""), ("NoCapacity", ""))
+        waiting = client.create(prompt=turns(say("at last")))["id"]
+        fires(("NodedDown", at[killed]), ("NodeLost", ""), ("QueueStuck", ""), ("NoCapacity", ""))
         assert emulated - {("Emulated", at[killed])} <= prometheus.firing()
-
-        # The host that was drained takes them: the queue's alerts end, the others do not.
+        # One takes them again: the queue's alerts end, the others do not.
         control.undrain(idle.name)
-        assert [client.settled(run, 180)["status"] for run in runs] == ["succeeded"] * 3
+        assert client.settled(waiting, 180)["status"] == "succeeded"
         wait.until(lambda: not {("QueueStuck", ""), ("NoCapacity", "")} & prometheus.firing(), 30, "the queue's alerts to end", every=0.3)
         assert {("NodedDown", at[killed]), ("NodeLost", "")} <= prometheus.firing()
+
+        # Only one whose VMM is none takes them.
+        control.drain(idle.name)
+        broken(qemu)
+        control.undrain(bad.name)
+        for _ in range(3):
+            client.create(prompt=turns(say("never said")))
+        fires(("StartsFailing", at[bad]), ("NodeProbation", ""))
 
 
 def test_alert_rules():
