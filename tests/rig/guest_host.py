@@ -139,7 +139,7 @@ def qemu_argv(image, memory_mib, fd):
             "-kernel", f"{image}/vmlinux", "-initrd", f"{image}/initramfs.cpio", "-append", append,
             "-device", "virtio-serial-device", "-chardev", f"socket,id=ch,fd={fd}",
             "-device", "virtserialport,chardev=ch,name=ephemeral.0",
-            "-drive", f"id=root,file={image}/rootfs.sqfs,format=raw,if=none,readonly=on",
+            "-drive", f"id=root,file={image}/rootfs.sqfs,format=raw,if=none,readonly=on,file.locking=off",  # Cloud Hypervisor locks what it reads
             "-device", "virtio-blk-device,drive=root"]
 
 
