@@ -38,7 +38,7 @@ void metrics_started(struct vm *vm)
 {
 	struct keeper_stats *s = &vm->keeper->stats;
 
-	if (vm->start_counted)
+	if (vm->start_counted || vm->recovered) /* an earlier noded counted it */
 		return;
 	vm->start_counted = true;
 	s->starts[mode_of(vm)][STATS_START_OK]++;
@@ -95,7 +95,8 @@ void metrics_look_at_vm(struct vm *vm)
 	vm->memory_bytes = cgroup_memory_now(g);
 	cpu_us = cgroup_cpu_us(g);
 	if (cpu_us > vm->cpu_us) {
-		vm->keeper->stats.vm_cpu_us += cpu_us - vm->cpu_us;
+		if (vm->cpu_us > 0 || !vm->recovered) /* what an earlier noded counted is not counted again */
+			vm->keeper->stats.vm_cpu_us += cpu_us - vm->cpu_us;
 		vm->cpu_us = cpu_us;
 	}
 }
