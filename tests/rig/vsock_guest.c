@@ -58,7 +58,7 @@ static int open_port(void)
 {
 	struct transport t;
 	struct err e;
-	int fd;
+	int fd = -1;
 
 	if (transport_parse("virtio:ephemeral.0", &t, &e) < 0 || (fd = transport_open(&t, &e)) < 0)
 		die(e.text);
