@@ -106,8 +106,7 @@ static bool body_is_fine(struct api_req *r)
 		api_problem(r, PROBLEM_TOO_LARGE, "The body has %zu bytes; this call takes at most %zu.", n, r->route->body_max);
 		return false;
 	}
-	if (n == 0 && r->route->content != CONTENT_BYTES &&
-			(r->route->content == CONTENT_JSON_OR_EMPTY || !http_header(r->http, "Content-Type")))
+	if (n == 0 && (r->route->content == CONTENT_JSON_OR_EMPTY || !http_header(r->http, "Content-Type")))
 		return true; /* a body that must be there is missed by its reader, which can say what belongs into it */
 	return type_is_fine(r);
 }

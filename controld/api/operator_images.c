@@ -239,10 +239,16 @@ static void on_done_show(void *arg, const struct store_done *d, const struct err
 void operator_image_complete(struct api_req *r)
 {
 	const char *hash = image_hash(r);
+	struct body b;
 	struct err e;
 
-	if (hash)
-		api_asked(store_image_complete(r->api->opt.store, hash, on_done_show, api_hold(r), &e), r, &e);
+	if (!hash)
+		return;
+	body_open(&b, r, "");
+	if (!body_ok(&b, r))
+		return;
+	body_free(&b);
+	api_asked(store_image_complete(r->api->opt.store, hash, on_done_show, api_hold(r), &e), r, &e);
 }
 
 /* "label" of the body in out, "" without; false when r was answered. */
@@ -256,7 +262,7 @@ static bool read_label(struct api_req *r, char out[STORE_SELECTOR_MAX])
 	label = body_text(&b, "label", 0, STORE_SELECTOR_MAX - 1, false);
 	if (label) {
 		labels_check(&b, "label", label);
-		if (strchr(label, ','))
+		if (strchr(label, ',') && !field_errors_any(&b.errors))
 			field_bad(&b.errors, &at, "must be one label, like pool=blue");
 	}
 	if (!body_ok(&b, r))

@@ -24,7 +24,10 @@ def url(control, route):
 
 def ask(control, route, key, path=None, base=None, **more):
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    if route.content != "NONE":
+    if route.content == "BYTES":
+        headers["Content-Type"] = "application/octet-stream"
+        more.setdefault("data", b"x")
+    elif route.content != "NONE":
         more.setdefault("json", {})
     return requests.request(route.method, (base or url(control, route)) + (path or filled(route.pattern)), headers=headers, timeout=30, **more)
 

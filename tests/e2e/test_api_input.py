@@ -1,12 +1,13 @@
 """Bodies of every call that takes one, field by field: wrong types, null, the limits and one beyond, names that are none. And what no JSON
 body may hold, on each of those calls. The calls come from the route table: one without a row here fails."""
+import hashlib
 import json
 
 import pytest
 import requests
 from api_rig import client, control, filled, paper, problem, routes  # noqa: F401
 
-BODIES = [r for r in routes() if r.content != "NONE"]
+BODIES = [r for r in routes() if r.content not in ("NONE", "BYTES")]    # bytes: test_images.py
 BIG = (2**63, -2**63 - 1, 10**30)
 
 
@@ -113,6 +114,11 @@ KEY = {"name": Text(0, 128), "role": ROLE, "expires_at": FUTURE, "member_id": Od
 MEMBER = {"name": Text(1, 128, of="é", characters=True, odd=(" ", "\n\t")), "role": ROLE,
           "email": Text(0, 254, prefix="a@", odd=("nobody", "@", "a@", "@b", "a@b@c", "a b@c", "a@b\n"), edges=False)}
 NONE = {}
+LABELS = ("a b=c", 'a"=b', "a=\\b", "a=ü", "a=\x7f", "a", "=b", "a=b,", "a=b,,c=d")
+LABEL = {"label": Text(0, 256, prefix="a=", odd=(*LABELS, "a=b,c=d"))}
+HASH = Odd([(v, []) for v in (7, True, [], {}, "", "0" * 63, "0" * 65, "g" * 64, "A" * 64)])
+IMAGE = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("kernel", "initramfs", "rootfs")}
+IMAGE |= {"image": hashlib.sha256("".join(f"{name} {value}\n" for name, value in IMAGE.items()).encode()).hexdigest(), **{f"{name}_bytes": 7 for name in IMAGE}}
 
 # (call) -> (required fields as a good body has them, fields)
 TABLE = {
@@ -137,7 +143,7 @@ TABLE = {
     "members_create": ({"name": "x", "role": "viewer"}, MEMBER),
     "members_update": ({}, {**MEMBER, "name": Text(1, 128, of="é", characters=True, odd=(" ",))}),
     "operator_org_create": ({"name": "x"}, ORG),
-    "operator_org_update": ({}, ORG),
+    "operator_org_update": ({}, {**ORG, "selector": Text(0, 256, prefix="a=", odd=LABELS, edges=False)}),
     "operator_credit": ({"amount_micros": 1}, {"amount_micros": Int(-MICROS, MICROS, good=1, zero=True), "note": Text(0, 500)}),
     "operator_key_create": ({"role": "viewer"}, KEY),
     "operator_member_create": ({"name": "x", "role": "viewer"}, MEMBER),
@@ -153,14 +159,19 @@ TABLE = {
     "operator_price_common_put": ({}, {"run_fee_micros": Int(0, MICROS), "compute_micros_per_million_ms": RATE, "web_request_micros_per_million": RATE,
                                        "web_search_micros_per_million": RATE}),
     "operator_token_create": (None, {"uses": Int(1, 1000), "expires_in_seconds": Int(1, 366 * 86400),
-                                     "labels": Text(0, 512, odd=("a b", 'a"b', "a\\b", "ü", "a\x7f")), "isolation": Words("kvm", "emulated")}),
+                                     "labels": Text(0, 512, prefix="a=", odd=LABELS), "isolation": Words("kvm", "emulated")}),
     "operator_node_drain": (None, NONE),
     "operator_node_undrain": (None, NONE),
     "operator_node_revoke": (None, NONE),
+    "operator_image_begin": (IMAGE, {name: HASH if isinstance(value, str) else Int(1, 8 << 30) for name, value in IMAGE.items()}
+                             | {"note": Text(0, 200), "kernel_version": Text(0, 64)}),
+    "operator_image_complete": (None, NONE),
+    "operator_image_use": (None, LABEL),
+    "operator_image_rollback": (None, LABEL),
 }
 REQUIRED = {"runs_create": ["prompt"], "keys_create": ["role"], "members_create": ["name", "role"], "operator_org_create": ["name"],
             "operator_credit": ["amount_micros"], "operator_key_create": ["role"], "operator_member_create": ["name", "role"],
-            "operator_provider_put": ["base_url"], "operator_price_put": ["input_micros_per_million", "output_micros_per_million"]}
+            "operator_provider_put": ["base_url"], "operator_image_begin": list(IMAGE), "operator_price_put": ["input_micros_per_million", "output_micros_per_million"]}
 # Fields where null is not "leave it out".
 NULL_IS_WRONG = {"runs_create": {"prompt", "shell", "timeout_seconds", "max_cost_micros", "max_model_calls", "size", "model", "idempotency_key", "metadata",
                                  "files"}}

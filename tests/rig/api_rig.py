@@ -80,7 +80,8 @@ def filled(pattern, **values):
     for i, part in enumerate(parts):
         if part.startswith("{"):
             name = part.strip("{}.")
-            parts[i] = values.get(name) or (f"{KINDS[parts[i - 1]]}_{'0' * 32}" if parts[i - 1] in KINDS else "nothing")
+            nothing = "0" * 64 if name == "hash" else "nothing"
+            parts[i] = values.get(name) or (f"{KINDS[parts[i - 1]]}_{'0' * 32}" if parts[i - 1] in KINDS else nothing)
     return "/".join(parts)
 
 
