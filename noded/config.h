@@ -26,7 +26,7 @@ struct noded_config {
 	int64_t vmm_overhead_mib;
 	char *cgroup_parent;
 	int64_t uid_base, max_vms, memory_mib, vcpus;
-	int64_t max_concurrent_boots, boot_timeout_ms, spool_keep_seconds;
+	int64_t max_concurrent_boots, boot_timeout_ms, spool_keep_seconds, reconcile_seconds;
 	int64_t start_mode; /* enum config_start_mode */
 	int64_t warm_min, warm_max, warm_ttl_seconds, warm_memory_mib, warm_vcpus;
 	bool insecure_no_jail;

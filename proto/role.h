@@ -27,6 +27,7 @@ enum role_frame {
 	RF_LINK_IMAGE, /* encoded link_image: what this host starts VMs from, and how it is doing; when it changes */
 	RF_LINK_IMAGE_ASK, /* encoded link_image_blob: a piece that keeper wants; one at a time */
 	RF_LINK_BYE,       /* empty: this host stops and holds nothing; say so, answer RF_KEEPER_BYE */
+	RF_LINK_RUNS = 30, /* u32 count, token[16] each: the runs that are here; answered by RF_KEEPER_RUNS */
 
 	/* link -> keeper */
 	RF_KEEPER_ENROLLED = 32, /* encoded link_enrol_reply */
@@ -40,6 +41,8 @@ enum role_frame {
 	RF_KEEPER_IMAGE,         /* encoded link_image_reply: what this host shall have */
 	RF_KEEPER_IMAGE_BLOB,    /* u64 offset, u64 total, bytes; total 0 = it was not to be had */
 	RF_KEEPER_BYE,           /* empty: the goodbye is said, or nobody hears it */
+	RF_KEEPER_RUNS = 60, /* u32 dropped: runs that link held and keeper does not; u32 count, token[16] each: those it did not
+				know */
 
 	/* keeper -> broker */
 	RF_BROKER_ASSIGN = 64, /* struct role_broker_assign + descriptor of the run's spool, read and write, preallocated */

@@ -289,6 +289,11 @@ static void go_on(struct vm *vm, const struct role_adopted *m)
 		vm->boot_began_ns = clock_boot_ns(); /* the deadline is the broker's; keeper's backstop begins anew */
 		k->booting++;
 	}
+	if (vm->journal.kind == JOURNAL_WARM) {
+		vm->prepared = true;
+		vm->boot_began_ns = vm->exec_boot_ns;
+		pool_ready(vm);
+	}
 	if (vm->vmm_ended)
 		broker_side_exited(vm);
 	if (k->lease_deadline_boot_ns > 0)

@@ -168,7 +168,7 @@ static void on_sweep(evutil_socket_t fd, short what, void *arg)
 	if (++k->sweeps % SWEEP_EVERY != 0)
 		return;
 	recover_sweep_spools(k);
-	recover_look_at_slots(k);
+	(void)recover_look_at_slots(k);
 	(void)images_usable(k->images, &unusable); /* it says so itself */
 }
 
@@ -372,6 +372,7 @@ static void stop(struct keeper *k)
 		free_event(k->signals[i]);
 	free_event(k->stop_timer);
 	free_event(k->sweep_timer);
+	free_event(k->reconcile_timer);
 	free_event(k->turn);
 	if (k->base)
 		event_base_free(k->base);

@@ -60,6 +60,7 @@ struct vm {
 	int64_t retry_ms;      /* 0 = no retry is due */
 	char spool_path[600];  /* "" = memfd */
 	int spool_fd;          /* read and write; -1 = there is none */
+	bool spool_lost;       /* its file has no name any more; said once */
 	struct frame replay[REPLAY_COUNT];
 	struct frame early[VM_EARLY_FRAMES];
 	size_t early_count;
@@ -148,6 +149,9 @@ struct keeper {
 		      */
 	char journal_dir[600], spool_dir[600], vm_dir[128];
 	struct event *signals[2], *stop_timer, *sweep_timer, *turn;
+	struct event *reconcile_timer;
+	size_t reconcile_slice;
+	uint64_t reconcile_finds; /* when this round began */
 	int exit_status;
 	uint32_t sweeps;
 };
@@ -271,6 +275,15 @@ void metrics_look_at_vm(struct vm *vm); /* also before its group goes */
 /* recover.c */
 int recover(struct keeper *k, struct err *e) EPH_MUST_CHECK;
 void recover_sweep_spools(struct keeper *k);
-void recover_look_at_slots(struct keeper *k);
+uint32_t recover_look_at_slots(struct keeper *k);              /* slots whose ids somebody else uses: they rest */
+void recover_entry(struct keeper *k, const struct journal *j); /* takes its VM over, or ends it */
+
+/* reconcile.c */
+int reconcile_start(struct keeper *k, struct err *e) EPH_MUST_CHECK;
+void reconcile_groups(struct keeper *k);
+void reconcile_directories(struct keeper *k);
+bool reconcile_is_ours(const struct keeper *k, const char *group); /* by the tag that ends its name */
+/* Answer to RF_LINK_RUNS: so many runs it dropped, these tokens it did not know. */
+void reconcile_link_says(struct keeper *k, uint32_t dropped, const uint8_t *unknown, size_t count);
 
 #endif

@@ -263,6 +263,20 @@ static int take_drain(struct keeper *k, const uint8_t *body, size_t n, struct er
 	return 0;
 }
 
+static int take_runs(struct keeper *k, const uint8_t *body, size_t n, struct err *e)
+{
+	struct wire_reader r;
+	uint32_t dropped, count;
+
+	wire_read_init(&r, body, n);
+	dropped = wire_u32(&r);
+	count = wire_count(&r, LINK_RUNS_MAX);
+	if (r.failed || r.left != (size_t)count * TOKEN_LEN)
+		return err_set(e, ERR_PROTOCOL, "runs of %zu bytes", n);
+	reconcile_link_says(k, dropped, r.p, count);
+	return 0;
+}
+
 static int relayed(struct keeper *k, const uint8_t *body, size_t n, struct err *e)
 {
 	struct vm *vm;
@@ -285,6 +299,7 @@ static int take_frame(struct keeper *k, uint8_t type, const uint8_t *body, size_
 	case RF_KEEPER_DONE:
 	case RF_KEEPER_KILL: return take_token(k, type, body, n, e);
 	case RF_KEEPER_DRAIN: return take_drain(k, body, n, e);
+	case RF_KEEPER_RUNS: return take_runs(k, body, n, e);
 	case RF_KEEPER_IMAGE: return images_wanted(k->images, body, n, e);
 	case RF_KEEPER_IMAGE_BLOB: return images_piece(k->images, body, n, e);
 	case RF_KEEPER_BYE:

@@ -30,7 +30,7 @@
 
 struct recovery {
 	struct keeper *keeper;
-	uint32_t runs, groups;
+	uint32_t runs;
 	bool link_lives;
 };
 
@@ -102,11 +102,19 @@ static struct vm *hold(struct keeper *k, const struct journal *j, bool *slot)
 	return vm;
 }
 
-static void on_entry(void *arg, const struct journal *j)
+/* A slot that two entries name is neither's. */
+static bool slot_is_its_own(const struct keeper *k, const struct vm *vm)
 {
-	struct recovery *r = arg;
+	for (const struct vm *other = k->vms; other; other = other->next)
+		if (other != vm && !other->seen.closed && other->journal.slot == vm->journal.slot)
+			return false;
+	return true;
+}
+
+void recover_entry(struct keeper *k, const struct journal *j)
+{
 	bool slot = false;
-	struct vm *vm = hold(r->keeper, j, &slot);
+	struct vm *vm = hold(k, j, &slot);
 	enum adopt_verdict verdict;
 	struct err e;
 
@@ -114,8 +122,7 @@ static void on_entry(void *arg, const struct journal *j)
 		log_error("run=%s vm=%s no memory to recover it", j->run_id, j->vm);
 		return;
 	}
-	r->runs++;
-	verdict = adopt_look(vm, slot);
+	verdict = adopt_look(vm, slot && slot_is_its_own(k, vm));
 	log_info("run=%s vm=%s found in the journal state=%d slot=%u verdict=%d", j->run_id, j->vm, (int)j->state, j->slot,
 			(int)verdict);
 	if (verdict != ADOPT_TAKE)
@@ -126,69 +133,12 @@ static void on_entry(void *arg, const struct journal *j)
 		vm_step_all(vm);
 }
 
-/* By the last part of its name; another noded has another. */
-static bool is_ours(const struct keeper *k, const char *group)
-{
-	const char *tag = strrchr(group, '.');
-
-	return tag && strcmp(tag + 1, k->tag) == 0;
-}
-
-static bool is_vm_here(const struct keeper *k, const char *id)
-{
-	for (const struct vm *vm = k->vms; vm; vm = vm->next)
-		if (strcmp(vm->journal.vm, id) == 0)
-			return true;
-	return false;
-}
-
-/* Groups named like a VM's that no journal entry knows: made, and the machine died before the entry was whole, or an entry was
- * lost. */
-static void on_group(void *arg, const char *name)
+static void on_entry(void *arg, const struct journal *j)
 {
 	struct recovery *r = arg;
-	struct cgroup *g;
-	struct err e;
 
-	if (!is_ours(r->keeper, name))
-		return;
-	for (const struct vm *vm = r->keeper->vms; vm; vm = vm->next)
-		for (int role = 0; role < SLOT_ROLES; role++)
-			if (strcmp(vm->journal.cgroup[role], name) == 0)
-				return;
-	g = cgroup_adopt(r->keeper->host.cgroups, name);
-	if (!g)
-		return;
-	r->groups++;
-	cgroup_kill(g);
-	if (cgroup_remove(g, &e) != 0)
-		log_warn("cgroup stays behind until its processes are gone name=%s", name);
-	cgroup_free(g);
-}
-
-/* Directories of VMs below run_dir that nothing belongs to any more. */
-static void remove_directories(struct keeper *k)
-{
-	static const char *const parts[] = { "broker", "channel", "vmm" };
-	DIR *d = opendir(k->vm_dir);
-	struct dirent *entry;
-	char path[512];
-
-	if (!d)
-		return;
-	while ((entry = readdir(d)) != NULL) {
-		if (!id_valid("vm", entry->d_name) || is_vm_here(k, entry->d_name))
-			continue;
-		for (int i = 0; i < SLOT_ROLES; i++)
-			if (text_fmt(path, sizeof(path), "%s/%s/%s", k->vm_dir, entry->d_name, parts[i]) && rmdir(path) != 0 &&
-					errno != ENOENT)
-				log_warn("cannot remove path=%s errno=%d", path, errno);
-		if (text_fmt(path, sizeof(path), "%s/%s/%s", k->vm_dir, entry->d_name, VM_CTL_NAME))
-			unlink(path);
-		if (text_fmt(path, sizeof(path), "%s/%s", k->vm_dir, entry->d_name) && rmdir(path) != 0 && errno != ENOENT)
-			log_warn("cannot remove path=%s errno=%d", path, errno);
-	}
-	closedir(d);
+	r->runs++;
+	recover_entry(r->keeper, j);
 }
 
 /* Its processes are killed already; the kernel may take a moment to be done with them. */
@@ -237,7 +187,7 @@ static void forget_parents(struct keeper *k)
 	buf_free(&left);
 }
 
-void recover_look_at_slots(struct keeper *k)
+uint32_t recover_look_at_slots(struct keeper *k)
 {
 	uint32_t before = slots_free_count(k->slots), foreign = slots_look(k->slots);
 
@@ -247,12 +197,13 @@ void recover_look_at_slots(struct keeper *k)
 	if (foreign > 0)
 		log_warn("processes that are not this noded's have ids of its slots; give it a uid_base of its own slots=%u",
 				foreign);
+	return foreign;
 }
 
 static void on_link_group(void *arg, const char *name)
 {
 	struct recovery *r = arg;
-	struct cgroup *g = is_ours(r->keeper, name) ? cgroup_adopt(r->keeper->host.cgroups, name) : NULL;
+	struct cgroup *g = reconcile_is_ours(r->keeper, name) ? cgroup_adopt(r->keeper->host.cgroups, name) : NULL;
 	struct err e;
 	bool lives = true;
 
@@ -281,13 +232,13 @@ int recover(struct keeper *k, struct err *e)
 		return err_set(e, ERR_CONFLICT, "the link process of an earlier noded does not end: it is killed and still there");
 	if (journal_each(k->journal_dir, on_entry, &r, e))
 		return err_wrap(e, "journal");
-	cgroups_each(k->host.cgroups, "vm_", on_group, &r);
+	reconcile_groups(k);
 	forget_parents(k);
-	if (r.runs + r.groups > 0)
-		log_info("an earlier noded left vms=%u groups=%u", r.runs, r.groups);
-	recover_look_at_slots(k);
-	remove_directories(k);
-	return 0;
+	if (r.runs > 0)
+		log_info("an earlier noded left vms=%u", r.runs);
+	(void)recover_look_at_slots(k);
+	reconcile_directories(k);
+	return reconcile_start(k, e);
 }
 
 /* Spools whose keep time is over: no VM has them any more, and they were last touched when their end was acknowledged. */

@@ -69,6 +69,11 @@ void slots_give(struct slots *s, uint32_t slot)
 		set_state(s, slot, SLOT_FREE);
 }
 
+bool slots_taken(const struct slots *s, uint32_t slot)
+{
+	return slot < s->count && s->state[slot] == SLOT_TAKEN;
+}
+
 uint32_t slots_free_count(const struct slots *s)
 {
 	return s->free_count;

@@ -21,6 +21,7 @@ int slots_take(struct slots *s);
 /* Takes this one (recovery); false when it is out of range. */
 bool slots_hold(struct slots *s, uint32_t slot);
 void slots_give(struct slots *s, uint32_t slot);
+bool slots_taken(const struct slots *s, uint32_t slot); /* by slots_take or slots_hold */
 uint32_t slots_free_count(const struct slots *s);
 uint32_t slots_count(const struct slots *s);
 uint32_t slots_uid(const struct slots *s, uint32_t slot, enum slot_role role);

@@ -386,6 +386,68 @@ static void take_ended(struct link *l, const uint8_t *body, size_t n)
 	take_end(r, body + TOKEN_LEN, n - TOKEN_LEN);
 }
 
+/* Also one that is over, until it is reaped: keeper hears of its end in a moment. */
+static bool holds(const struct link *l, const uint8_t token[TOKEN_LEN])
+{
+	for (const struct run_entry *r = l->runs; r != NULL; r = r->next)
+		if (memcmp(r->run.token, token, TOKEN_LEN) == 0)
+			return true;
+	return false;
+}
+
+static bool named(const uint8_t *tokens, uint32_t count, const uint8_t token[TOKEN_LEN])
+{
+	for (uint32_t i = 0; i < count; i++)
+		if (memcmp(tokens + (size_t)i * TOKEN_LEN, token, TOKEN_LEN) == 0)
+			return true;
+	return false;
+}
+
+/* Nothing is left to say of it, and keeper has not named it twice: one list may have crossed with an assignment. */
+static uint32_t drop_astray(struct link *l, const uint8_t *tokens, uint32_t count)
+{
+	uint32_t dropped = 0;
+
+	for (struct run_entry *r = l->runs; r != NULL; r = r->next) {
+		bool busy = r->run.over || r->run.under_way != 0 || r->run.refuse_due || r->run.finish_due;
+		bool before = r->astray;
+
+		r->astray = !busy && !named(tokens, count, r->run.token);
+		if (!r->astray || !before)
+			continue;
+		log_error("a run is held that is not here: dropped run=%s", r->run.run_id);
+		r->run.over = true;
+		dropped++;
+	}
+	return dropped;
+}
+
+static void take_runs(struct link *l, const uint8_t *body, size_t n)
+{
+	struct buf answer = BUF_INIT(LINK_RUNS_MAX * TOKEN_LEN + 16), unknown = BUF_INIT(LINK_RUNS_MAX * TOKEN_LEN);
+	struct wire_reader r;
+	uint32_t count, missing = 0;
+
+	wire_read_init(&r, body, n);
+	count = wire_count(&r, LINK_RUNS_MAX);
+	if (r.failed || r.left != (size_t)count * TOKEN_LEN) {
+		log_error("list of runs malformed");
+		return;
+	}
+	wire_put_u32(&answer, drop_astray(l, r.p, count));
+	for (uint32_t i = 0; i < count; i++)
+		if (!holds(l, r.p + (size_t)i * TOKEN_LEN)) {
+			wire_put_raw(&unknown, r.p + (size_t)i * TOKEN_LEN, TOKEN_LEN);
+			missing++;
+		}
+	wire_put_u32(&answer, missing);
+	wire_put_raw(&answer, unknown.data, unknown.len);
+	if (!answer.failed && !unknown.failed)
+		(void)link_to_keeper(l, RF_KEEPER_RUNS, answer.data, answer.len);
+	buf_free(&answer);
+	buf_free(&unknown);
+}
+
 static void on_frame(void *arg, uint8_t type, const uint8_t *body, size_t n, const int *fds, size_t fd_count)
 {
 	struct link *l = arg;
@@ -411,6 +473,7 @@ static void on_frame(void *arg, uint8_t type, const uint8_t *body, size_t n, con
 	case RF_LINK_IMAGE: images_state(l, body, n); break;
 	case RF_LINK_IMAGE_ASK: images_ask(l, body, n); break;
 	case RF_LINK_BYE: l->bye_due = true; break;
+	case RF_LINK_RUNS: take_runs(l, body, n); break;
 	case RF_LINK_GONE: break; /* what is still to be said of the run is said out of its spool */
 	default: log_warn("keeper frame of unknown type type=%u", type); break;
 	}

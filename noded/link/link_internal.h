@@ -25,6 +25,7 @@ struct run_entry {
 	/* Counted against the free capacity until keeper's own figures have it. */
 	uint32_t memory_mib, vcpus;
 	bool pending;  /* handed to keeper, which has not said yet that it lives */
+	bool astray;   /* keeper did not name it when it last named its runs */
 	bool admitted; /* it lives; its share is in the next RF_LINK_CAPACITY */
 };
 

@@ -1,10 +1,14 @@
 """noded is killed, stopped, upgraded and started again while runs go on: they do, and what cannot is ended and told."""
 import os
 import pathlib
+import re
 import shutil
 import signal
+import socket
+import subprocess
 
 import pytest
+import requests
 import wait
 from client import check_chain, check_timeline, output_of, say, shell, turns
 from follower import Follower
@@ -169,6 +173,48 @@ def test_another_configuration_cannot_take_over(restartable):
     run, _ = whole(stack, run_id)
     assert (run["status"], run["error"]["code"]) == ("interrupted", "node_restarted") and "uid_base" in run["error"]["message"], run
     assert not any(alive(pid) for pid in pids.values())
+    clean(stack)
+
+
+@pytest.mark.guest
+@pytest.mark.timeout(600)
+def test_what_belongs_to_nothing_is_found(restartable):
+    """While a run goes on, things of no VM appear, and its own journal entry goes: put right within a round, said, counted; the run does not notice."""
+    stack = restartable(node={"reconcile_seconds": 1})
+    node, gone = stack.node, "vm_" + "0" * 32
+    first = stack.begin(shell("true"), say("done"))
+    entry = pathlib.Path(node.state_dir, "journal")
+    stale = wait.until(lambda: [(p.name, p.read_bytes()) for p in entry.iterdir() if p.name.startswith("vm_") and len(p.name) == 35], 30, "a journal entry")[0]
+    good(stack, first)
+    run_id = stack.begin(shell("sleep 10; echo ended"), say("{{tool:1}}"))
+    stack.one.event(run_id, "shell.started", 90)
+    vmm = pathlib.Path("/proc", str(processes_of(stack, run_id)["vmm"]), "cgroup").read_text().strip().splitlines()[-1].split("::")[1]
+    parent = next(p for p in (pathlib.Path("/sys/fs/cgroup"), pathlib.Path("/sys/fs/cgroup/unified")) if (p / vmm[1:]).is_dir()) / vmm[1:]
+    group = parent.parent / f"{gone}.vmm.{parent.name.rsplit('.', 1)[1]}"
+    group.mkdir()
+    with subprocess.Popen(["sleep", "1000"]) as stray:
+        (group / "cgroup.procs").write_text(str(stray.pid))
+        assert stray.wait(20) == -signal.SIGKILL
+    wait.until(lambda: not group.exists(), 20, "the end of the group")
+    there = pathlib.Path(node.run_dir, "vm", gone)
+    (there / "broker").mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(there / "ctl"))
+    wait.until(lambda: not there.exists(), 20, "the end of the directory")
+    (entry / stale[0]).write_bytes(stale[1])  # of a run that is over: what it names is dead, and controld knows the end
+    wait.until(lambda: not (entry / stale[0]).exists(), 30, "the end of the stale entry")
+    own = next(p for p in entry.iterdir() if p.name in vmm)
+    own.unlink()
+    wait.until(own.exists, 20, "the run's own entry")
+    with subprocess.Popen(["sleep", "1000"], user=node.uid_base + 3 * 5) as other:
+        wait.until(lambda: node.logged("have ids of its slots"), 20, "a stranger on an id of ours")
+        assert other.poll() is None  # it may be another noded's
+        other.kill()
+    good(stack, run_id)
+    text = requests.get(f"http://{node.logged('metrics address=')[-1].split('address=')[1].split()[0]}/metrics", timeout=10).text
+    found = {kind: int(float(n)) for kind, n in re.findall(r'leftovers_total\{kind="(\w+)"\} (\S+)', text)}
+    assert all(found[kind] >= 1 for kind in ("cgroup", "process", "directory", "socket", "journal")), (found, text)
+    assert found["slot"] == found["lease"] == found["disk"] == 0, found
     clean(stack)
 
 
