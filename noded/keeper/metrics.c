@@ -34,11 +34,17 @@ static enum stats_mode mode_of(const struct vm *vm)
 	return STATS_COLD;
 }
 
+/* Its assignment came to an earlier noded. */
+static bool counted_before(const struct vm *vm)
+{
+	return vm->recovered && vm->received_boot_ns == 0;
+}
+
 void metrics_started(struct vm *vm)
 {
 	struct keeper_stats *s = &vm->keeper->stats;
 
-	if (vm->start_counted || vm->recovered) /* an earlier noded counted it */
+	if (vm->start_counted || counted_before(vm))
 		return;
 	vm->start_counted = true;
 	s->starts[mode_of(vm)][STATS_START_OK]++;
@@ -48,7 +54,7 @@ void metrics_started(struct vm *vm)
 
 void metrics_not_started(struct vm *vm, bool failed)
 {
-	if (vm->start_counted || vm->recovered || vm->journal.kind != JOURNAL_RUN)
+	if (vm->start_counted || counted_before(vm) || vm->journal.kind != JOURNAL_RUN)
 		return;
 	vm->start_counted = true;
 	vm->keeper->stats.starts[mode_of(vm)][failed ? STATS_START_FAILED : STATS_START_ENDED]++;

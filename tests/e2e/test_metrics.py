@@ -156,6 +156,19 @@ def test_figures_follow_what_was_caused(make_stack):
     scraped(at_node, lambda s: s["ephemeral_node_link_restarts_total"] == 1 and s.get("ephemeral_node_controlds", state="ready") == 1, "another link")
 
 
+@pytest.mark.guest
+def test_a_start_from_a_warm_vm_is_counted_as_one(make_stack):
+    stack = make_stack(node={"max_vms": 2, "warm_min": 1})
+    at = stack.node.addresses["metrics"]
+    ready = scraped(at, lambda s: s.get("ephemeral_node_pool_vms", state="ready") == 1, "a warm VM", 90)
+    assert ready.get("ephemeral_node_vms", state="warm") == 1 == ready.get("ephemeral_node_pool_vms", state="target")
+    assert stack.client().run(turns(say("done")))["status"] == "succeeded"
+    taken = scraped(at, lambda s: s.get("ephemeral_node_starts_total", mode="warm", result="ok") == 1, "the start")
+    assert taken.get("ephemeral_node_warm_vms_total", end="taken") == 1 == taken.get("ephemeral_node_start_seconds_count", mode="warm")
+    assert taken.get("ephemeral_node_start_seconds_count", mode="cold") == 0
+    scraped(stack.control.addresses["metrics"], lambda s: s.get("ephemeral_start_seconds_count", mode="warm") == 1, "the start at the control plane")
+
+
 @pytest.mark.parametrize("text", [
     "", "# EOF", "# TYPE a counter\n# HELP a b\na_total 1\n", "# TYPE a counter\n# HELP a b\na 1\n# EOF\n", "a 1\n# EOF\n",
     "# HELP a b\n# TYPE a gauge\na 1\na 2\n# EOF\n", '# HELP a b\n# TYPE a gauge\na{x="1",x="2"} 1\n# EOF\n', "# HELP a b\n# TYPE a gauge\na{} 1\n# EOF\n",
