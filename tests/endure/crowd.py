@@ -6,8 +6,8 @@ import secrets
 import wait
 from client import ENDS, output_of, say, shell, turns
 
-SECONDS = (8, 20)  # that a run is alive, when nothing happens to it
-TICK = "i=0; while [ $i -lt {count} ]; do i=$((i + 1)); echo tick $i {nonce}; sleep 0.25; done"
+SECONDS = (15, 45)  # that a run is alive, when nothing happens to it
+TICK = "i=0; while [ $i -lt {count} ]; do i=$((i + 1)); echo tick $i {nonce}; sleep 1; done"
 
 Kill = collections.namedtuple("Kill", "whom alive seconds")  # alive: ids of runs that it might have harmed; seconds: until it worked again
 
@@ -28,8 +28,8 @@ class Crowd:
         if kind == "command":
             script, output = [shell(f"echo begun {nonce}; sleep {seconds}; echo ended")], f"begun {nonce}\nended\n"
         elif kind == "ticks":
-            script = [shell(TICK.format(count=4 * seconds, nonce=nonce))]
-            output = "".join(f"tick {n} {nonce}\n" for n in range(1, 4 * seconds + 1))
+            script = [shell(TICK.format(count=seconds, nonce=nonce))]
+            output = "".join(f"tick {n} {nonce}\n" for n in range(1, seconds + 1))
         else:
             script, output = [shell(f"echo {nonce}")], f"{nonce}\n"
         made = self.client.create(prompt=turns(*script, say(f"end {nonce}", late=seconds if kind == "model" else 0)), size="small", timeout_seconds=300)["id"]

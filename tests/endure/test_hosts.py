@@ -12,7 +12,7 @@ from fleet import Fleet
 
 TIMES, ALIVE = int(os.environ.get("EPHEMERAL_KILLS", "5")), 6
 LEASE = {"lease_seconds": 30, "lease_renew_seconds": 2, "lease_grace_seconds": 2}
-NODE = {"max_vms": 4, "max_concurrent_boots": 1, "boot_timeout_ms": 180_000, "memory_mib": 4_000, "log_level": "info"}
+NODE = {"max_vms": 4, "max_concurrent_boots": 1, "boot_timeout_ms": 180_000, "memory_mib": 6_000, "log_level": "info", "start_mode": "auto"}
 
 
 class Blows:
