@@ -56,6 +56,7 @@ void pool_demand(struct pool *p, uint32_t memory_mib, uint32_t vcpus, int64_t no
 	struct pool_size *s;
 
 	turn_windows(p, now_ms);
+	p->came_ms = now_ms;
 	s = place(p, memory_mib, vcpus);
 	if (s && s->came < UINT32_MAX)
 		s->came++;
@@ -95,4 +96,17 @@ void pool_boot(struct pool *p, bool worked, int64_t now_ms)
 bool pool_may_boot(const struct pool *p, int64_t now_ms)
 {
 	return now_ms >= p->pause_until_ms;
+}
+
+int pool_defer_ms(struct pool *p, int64_t now_ms)
+{
+	int64_t left = p->came_ms + POOL_QUIET_MS - now_ms;
+
+	if (p->came_ms == 0 || left <= 0) {
+		p->deferred_ms = 0;
+		return 0;
+	}
+	if (p->deferred_ms == 0)
+		p->deferred_ms = now_ms;
+	return now_ms - p->deferred_ms < POOL_DEFER_MS ? (int)left : 0;
 }

@@ -11,6 +11,7 @@
 #include "spool.h"
 
 #include <errno.h>
+#include <event2/event.h>
 #include <fcntl.h>
 #include <string.h>
 
@@ -234,6 +235,15 @@ static void count(struct keeper *k, const uint32_t target[POOL_SIZES])
 		}
 }
 
+/* What is taken from the pool is replaced when the run that took it has started. */
+static bool deferred(struct keeper *k, int64_t now_ms)
+{
+	int ms = pool_defer_ms(&k->pool, now_ms);
+	const struct timeval tv = { .tv_sec = ms / 1000, .tv_usec = ms % 1000 * 1000 };
+
+	return ms > 0 && event_add(k->turn, &tv) == 0;
+}
+
 void pool_turn(struct keeper *k)
 {
 	uint32_t target[POOL_SIZES];
@@ -243,7 +253,8 @@ void pool_turn(struct keeper *k)
 		return;
 	pool_targets(&k->pool, now, target);
 	end_surplus(k, target);
-	if (!k->draining && !k->stopping && k->host.image_name[0] && pool_may_boot(&k->pool, now) && !run_waits(k))
+	if (!k->draining && !k->stopping && k->host.image_name[0] && pool_may_boot(&k->pool, now) && !run_waits(k) &&
+			!deferred(k, now))
 		for (int i = 0; i < POOL_SIZES; i++)
 			for (uint32_t have = count_size(k, &k->pool.size[i]); have < target[i] && !waits_for_golden(k, i); have++)
 				make_one(k, &k->pool.size[i]);

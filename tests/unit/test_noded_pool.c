@@ -98,6 +98,27 @@ static void failures_pause(void **state)
 	assert_true(pool_may_boot(&p, now + POOL_PAUSE_FIRST_MS));
 }
 
+/* A run's own start comes first, but runs that come all the time do not keep the pool empty. */
+static void boots_wait_for_starts(void **state)
+{
+	struct pool p;
+
+	(void)state;
+	pool_init(&p, 1, 4, 512, 1, 0);
+	assert_int_equal(pool_defer_ms(&p, 10), 0);
+	pool_demand(&p, 512, 1, 1000);
+	assert_int_equal(pool_defer_ms(&p, 1000), POOL_QUIET_MS);
+	assert_int_equal(pool_defer_ms(&p, 1000 + POOL_QUIET_MS - 1), 1);
+	assert_int_equal(pool_defer_ms(&p, 1000 + POOL_QUIET_MS), 0);
+	for (int64_t now = 5000; now < 20000; now += 100) {
+		pool_demand(&p, 512, 1, now);
+		assert_int_equal(pool_defer_ms(&p, now) > 0, now < 5000 + POOL_DEFER_MS);
+	}
+	assert_int_equal(pool_defer_ms(&p, 30000), 0);
+	pool_demand(&p, 512, 1, 30001);
+	assert_true(pool_defer_ms(&p, 30001) > 0);
+}
+
 /* Whatever comes: the sum is never above max, and the first size has its min. */
 static void bounds_hold(void **state)
 {
@@ -127,6 +148,7 @@ int main(void)
 		cmocka_unit_test(other_sizes_get_what_is_left),
 		cmocka_unit_test(no_pool),
 		cmocka_unit_test(failures_pause),
+		cmocka_unit_test(boots_wait_for_starts),
 		cmocka_unit_test(bounds_hold),
 	};
 
