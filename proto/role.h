@@ -25,9 +25,10 @@ enum role_frame {
 	RF_LINK_HOST,  /* struct role_host: what metrics say of this host; first and when it changes. With the first one the metrics
 			  listener's descriptor, if there is one */
 	RF_LINK_IMAGE, /* encoded link_image: what this host starts VMs from, and how it is doing; when it changes */
-	RF_LINK_IMAGE_ASK, /* encoded link_image_blob: a piece that keeper wants; one at a time */
-	RF_LINK_BYE,       /* empty: this host stops and holds nothing; say so, answer RF_KEEPER_BYE */
-	RF_LINK_RUNS = 30, /* u32 count, token[16] each: the runs that are here; answered by RF_KEEPER_RUNS */
+	RF_LINK_IMAGE_ASK,   /* encoded link_image_blob: a piece that keeper wants; one at a time */
+	RF_LINK_BYE,         /* empty: this host stops and holds nothing; say so, answer RF_KEEPER_BYE */
+	RF_LINK_OBEYED = 29, /* u64 id: answer to RF_KEEPER_COMMAND */
+	RF_LINK_RUNS = 30,   /* u32 count, token[16] each: the runs that are here; answered by RF_KEEPER_RUNS */
 
 	/* link -> keeper */
 	RF_KEEPER_ENROLLED = 32, /* encoded link_enrol_reply */
@@ -41,6 +42,8 @@ enum role_frame {
 	RF_KEEPER_IMAGE,         /* encoded link_image_reply: what this host shall have */
 	RF_KEEPER_IMAGE_BLOB,    /* u64 offset, u64 total, bytes; total 0 = it was not to be had */
 	RF_KEEPER_BYE,           /* empty: the goodbye is said, or nobody hears it */
+	RF_KEEPER_COMMAND =
+			59,  /* u64 id: the frames of this command of controld were the ones before; answered by RF_LINK_OBEYED */
 	RF_KEEPER_RUNS = 60, /* u32 dropped: runs that link held and keeper does not; u32 count, token[16] each: those it did not
 				know */
 

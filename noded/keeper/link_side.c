@@ -299,6 +299,9 @@ static int take_frame(struct keeper *k, uint8_t type, const uint8_t *body, size_
 	case RF_KEEPER_DONE:
 	case RF_KEEPER_KILL: return take_token(k, type, body, n, e);
 	case RF_KEEPER_DRAIN: return take_drain(k, body, n, e);
+	case RF_KEEPER_COMMAND: /* frames come in order, so those of the command were carried out */
+		link_side_send(k, RF_LINK_OBEYED, body, n);
+		return 0;
 	case RF_KEEPER_RUNS: return take_runs(k, body, n, e);
 	case RF_KEEPER_IMAGE: return images_wanted(k->images, body, n, e);
 	case RF_KEEPER_IMAGE_BLOB: return images_piece(k->images, body, n, e);

@@ -448,6 +448,20 @@ static void take_runs(struct link *l, const uint8_t *body, size_t n)
 	buf_free(&unknown);
 }
 
+static void take_obeyed(struct link *l, const uint8_t *body, size_t n)
+{
+	struct wire_reader r;
+	uint64_t id;
+	struct err e;
+
+	wire_read_init(&r, body, n);
+	id = wire_u64(&r);
+	if (wire_end(&r, "obeyed", &e) < 0)
+		log_error("frame malformed error=%s", e.text);
+	else
+		poll_obeyed(l, id);
+}
+
 static void on_frame(void *arg, uint8_t type, const uint8_t *body, size_t n, const int *fds, size_t fd_count)
 {
 	struct link *l = arg;
@@ -473,6 +487,7 @@ static void on_frame(void *arg, uint8_t type, const uint8_t *body, size_t n, con
 	case RF_LINK_IMAGE: images_state(l, body, n); break;
 	case RF_LINK_IMAGE_ASK: images_ask(l, body, n); break;
 	case RF_LINK_BYE: l->bye_due = true; break;
+	case RF_LINK_OBEYED: take_obeyed(l, body, n); break;
 	case RF_LINK_RUNS: take_runs(l, body, n); break;
 	case RF_LINK_GONE: break; /* what is still to be said of the run is said out of its spool */
 	default: log_warn("keeper frame of unknown type type=%u", type); break;

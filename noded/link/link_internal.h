@@ -64,7 +64,8 @@ struct link {
 	uint32_t run_count;
 	struct capacity capacity;
 	bool draining;
-	uint64_t last_command; /* highest command finished with */
+	uint64_t told_command; /* highest command that keeper was told of */
+	uint64_t last_command; /* ... and that it has carried out: only then controld may forget it */
 
 	int polls; /* out */
 	bool news; /* something changed since the last poll was made */
@@ -117,7 +118,8 @@ void images_ask(struct link *l, const uint8_t *body, size_t n);
 /* poll.c */
 void poll_pump(struct link *l);
 void poll_answer(struct link *l, struct asked *a, const struct link_reply *reply);
-void poll_news(struct link *l); /* controld should hear of something before the poll that is out comes back */
+void poll_obeyed(struct link *l, uint64_t id); /* keeper has carried a command out */
+void poll_news(struct link *l);                /* controld should hear of something before the poll that is out comes back */
 void enrol_pump(struct link *l);
 void enrol_answer(struct link *l, const struct link_reply *reply);
 

@@ -173,6 +173,7 @@ static void take_command(struct link *l, const struct link_command *c)
 {
 	struct run_entry *r = link_find(l, c->token);
 	uint8_t drain = c->kind == LINK_CMD_DRAIN;
+	struct buf id = BUF_INIT(16);
 
 	switch (c->kind) {
 	case LINK_CMD_CANCEL: link_to_broker(l, c->token, RF_LB_CANCEL, NULL, 0); break;
@@ -191,8 +192,25 @@ static void take_command(struct link *l, const struct link_command *c)
 		break;
 	default: log_warn("command of unknown kind id=%llu kind=%u", (unsigned long long)c->id, c->kind); break;
 	}
-	if (c->id > l->last_command)
-		l->last_command = c->id;
+	if (c->id == 0) {
+		poll_news(l); /* about a run that controld does not know: it is said again until it is gone */
+		return;
+	}
+	wire_put_u64(&id, c->id);
+	if (!id.failed)
+		(void)link_to_keeper(l, RF_KEEPER_COMMAND, id.data, id.len);
+	buf_free(&id);
+	if (c->id > l->told_command)
+		l->told_command = c->id;
+}
+
+void poll_obeyed(struct link *l, uint64_t id)
+{
+	if (id <= l->last_command || id > l->told_command)
+		return;
+	l->last_command = id;
+	if (l->last_command == l->told_command)
+		l->poll_after_ms = 0;
 	poll_news(l);
 }
 
@@ -219,6 +237,9 @@ static void take_next(struct link *l, const struct asked *a, const struct link_r
 		take_command(l, &m.commands[i]);
 	for (uint32_t i = 0; i < m.assign_count; i++)
 		take_assign(l, &m.assigns[i]);
+	/* Until keeper has obeyed, controld says the same again at once: not asked in a circle either. */
+	if (l->told_command > l->last_command)
+		l->poll_after_ms = clock_boot_ms() + EMPTY_PAUSE_MS;
 	/* An empty answer at once means that controld does not park now: it is not asked in a circle. */
 	if ((waited || m.lease_ms == 0) && m.command_count + m.assign_count == 0 && l->polls == 0 &&
 			clock_boot_ns() - a->sent_boot_ns < EMPTY_SOON_NS)
