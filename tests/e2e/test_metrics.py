@@ -285,6 +285,13 @@ def test_alerts_fire_because_the_condition_was_caused(cluster, bin_dir, image, t
             client.create(prompt=turns(say("never said")))
         fires(("StartsFailing", at[bad]), ("NodeProbation", ""))
 
+        # What a noded finds at its start that belongs to no VM; its address stays the same.
+        idle.stop()
+        idle.write_config(metrics_listen=at[idle])
+        (pathlib.Path(idle.run_dir) / "vm" / f"vm_{'ab' * 16}" / "vmm").mkdir(parents=True)
+        idle.start()
+        fires(("LeftoversFound", at[idle]))
+
 
 def test_alert_rules():
     """promtool: the rules are well formed, do what their own tests say, and those tests notice a rule that changed."""
