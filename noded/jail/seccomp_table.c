@@ -226,7 +226,6 @@ const struct seccomp_row seccomp_rows[] = {
 	ALLOW(rt_sigtimedwait, QEMU, GUEST),
 	ALLOW(rt_sigpending, QEMU, GUEST),
 	ALLOW(membarrier, QEMU, GUEST),
-	ALLOW(fadvise64, QEMU, GUEST), /* a clone: what it knew of the disk was another's */
 	ALLOW(seccomp, QEMU, SELF),
 	PRCTL(QEMU, SELF, PR_SET_NO_NEW_PRIVS),
 	PRCTL(QEMU, SELF, PR_SET_SECCOMP),

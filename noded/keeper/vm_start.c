@@ -358,6 +358,13 @@ static void on_vmm_exit(void *arg, int status)
 	vm_step_all(vm);
 }
 
+/* For those who set the limits. */
+static void say_peak(const struct vm *vm, enum slot_role role)
+{
+	log_info("vm=%s %s ended memory_peak_kib=%" PRIu64, vm->journal.vm, role_names[role],
+			cgroup_memory_peak(vm->proc[role].cgroup) / 1024);
+}
+
 static void on_channel_exit(void *arg, int status)
 {
 	struct vm *vm = arg;
@@ -367,6 +374,7 @@ static void on_channel_exit(void *arg, int status)
 	if (vm->proc[SLOT_CHANNEL].state == PROC_ALIVE && status != 0)
 		log_warn("run=%s vm=%s channel ended status=\"%s\"", vm->journal.run_id, vm->journal.vm, text);
 	metrics_ended(vm, SLOT_CHANNEL, status, false);
+	say_peak(vm, SLOT_CHANNEL);
 	proc_left(vm, SLOT_CHANNEL);
 	/* The broker sees the end of its socket and decides; without a channel nothing could be said to the VM anyhow. */
 	vm_step_all(vm);
@@ -380,6 +388,7 @@ static void on_broker_exit(void *arg, int status)
 
 	child_status_text(status, text);
 	metrics_ended(vm, SLOT_BROKER, status, false);
+	say_peak(vm, SLOT_BROKER);
 	proc_left(vm, SLOT_BROKER);
 	if (!expected && status != 0)
 		log_error("run=%s vm=%s broker ended status=\"%s\"", vm->journal.run_id, vm->journal.vm, text);

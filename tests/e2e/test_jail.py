@@ -236,6 +236,34 @@ def test_cgroups(run, stack):
     assert value(cpu, "cpu.max", "cpu.cfs_quota_us")[0] not in ("max", "-1"), "the VMM's cpu is not limited"
 
 
+def peak(folders):
+    return int(value(folders, "memory.peak", "memory.max_usage_in_bytes")[0])
+
+
+@pytest.mark.guest
+def test_memory_has_room(stack):
+    """A guest fills its memory and its timeline: the groups' peaks stay below four fifths of what is beyond the guest's memory."""
+    guest_mib = 512
+    client = stack.client()
+    # What the guest takes beyond its own memory ends inside it.
+    fill = shell("python3 -c 'x = bytearray(360 << 20); print(len(x))'; head -c 3000000 /dev/urandom | base64; sleep 100")
+    made = client.create(prompt=turns(fill, say("never said")))
+    wait.until(lambda: sum(e["type"] == "shell.output" for e in client.events(made["id"])) > 3, 120, "output")
+    every = [pathlib.Path(path) for path in host.cgroups(stack.node.cgroup_name)]
+    seen = {}
+    for role in OF_A_VM:
+        mine = [Process(role, pid) for pid in stack.node.role_pids(role)]
+        groups = {name for process in mine if process.status["PPid"] == str(stack.node.process.pid) for name in process.groups()}
+        folders = [path for path in every if path.name in groups]
+        limit, base = int(value(folders, "memory.max", "memory.limit_in_bytes")[0]), guest_mib * MIB if role == "vmm" else 0
+        seen[role] = (peak(folders) // 1024, limit // 1024)
+        assert peak(folders) - base <= 0.8 * (limit - base), (role, seen)
+    print("peak and limit in KiB:", seen)
+    client.cancel(made["id"])
+    client.settled(made["id"], 60)
+    stack.node.clean()
+
+
 @pytest.mark.guest
 def test_a_vm_whose_broker_stands_still(make_stack):
     """The node is cut off and the broker keeps no deadline: keeper destroys the VM a little after its lease, and the broker makes its peace with that."""
