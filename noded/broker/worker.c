@@ -40,7 +40,7 @@ static void on_reply(void *arg, struct model_reply *reply, const struct model_re
 {
 	struct broker *b = arg;
 
-	tally_call(b, report, reply->status == MODEL_OK ? STATS_CALL_OK : STATS_CALL_REFUSED);
+	tally_call(b, report, STATS_CALL_OK);
 	session_model_event(b, report);
 	reply->calls_left = b->calls < b->a.max_model_calls ? b->a.max_model_calls - b->calls : 0;
 	if (!b->seen.ending)

@@ -16,16 +16,16 @@ const char *const stats_refusal_names[STATS_REFUSALS] = { "memory", "vcpus", "sl
 	"image", "size", "other" };
 const char *const stats_adoption_names[STATS_ADOPTIONS] = { "adopted", "journal", "host_booted", "process_gone", "broker_refused",
 	"unfit" };
-const char *const stats_leftover_names[STATS_LEFTOVERS] = { "process", "cgroup", "directory", "socket", "spool", "journal", "slot",
-	"disk", "lease" };
+const char *const stats_leftover_names[STATS_LEFTOVERS] = { "process", "cgroup", "directory", "socket", "journal", "slot", "disk",
+	"lease" };
 const char *const stats_golden_names[STATS_GOLDENS] = { "made", "failed", "discarded" };
 const char *const stats_warm_names[STATS_WARMS] = { "taken", "evicted", "expired", "died" };
 const char *const stats_role_names[STATS_ROLES] = { "broker", "channel", "vmm", "link" };
 const char *const stats_vm_names[STATS_VMS] = { "starting", "running", "ending", "warm", "golden" };
-const char *const stats_call_names[STATS_CALLS] = { "model", "connection", "mcp", "web" };
-const char *const stats_call_result_names[STATS_CALL_RESULTS] = { "ok", "denied", "budget", "refused", "failed", "cut" };
+const char *const stats_call_names[STATS_CALLS] = { "model" };
+const char *const stats_call_result_names[STATS_CALL_RESULTS] = { "ok", "budget", "failed", "cut" };
 
-const char *const stats_denial_names[STATS_DENIALS] = { "tool", "connection", "web" };
+const char *const stats_denial_names[STATS_DENIALS] = { "tool" };
 
 _Static_assert(sizeof(struct keeper_stats) % sizeof(uint64_t) == 0, "nothing but u64");
 _Static_assert(sizeof(struct stats_broker) % sizeof(uint64_t) == 0, "nothing but u64");

@@ -48,7 +48,6 @@ enum stats_leftover {
 	STATS_LEFT_CGROUP,
 	STATS_LEFT_DIRECTORY,
 	STATS_LEFT_SOCKET,
-	STATS_LEFT_SPOOL,
 	STATS_LEFT_JOURNAL,
 	STATS_LEFT_SLOT,
 	STATS_LEFT_DISK,
@@ -62,19 +61,17 @@ enum stats_role { STATS_ROLE_BROKER, STATS_ROLE_CHANNEL, STATS_ROLE_VMM, STATS_R
 /* VMs by what they are now. */
 enum stats_vm { STATS_VM_STARTING, STATS_VM_RUNNING, STATS_VM_ENDING, STATS_VM_WARM, STATS_VM_GOLDEN, STATS_VMS };
 /* Calls of guests that a broker judged. */
-enum stats_call { STATS_CALL_MODEL, STATS_CALL_CONNECTION, STATS_CALL_MCP, STATS_CALL_WEB, STATS_CALLS };
+enum stats_call { STATS_CALL_MODEL, STATS_CALLS };
 enum stats_call_result {
 	STATS_CALL_OK,
-	STATS_CALL_DENIED,  /* by the run's policy, or not a call that we make */
-	STATS_CALL_BUDGET,  /* the money or the time does not reach */
-	STATS_CALL_REFUSED, /* the other side said no */
-	STATS_CALL_FAILED,  /* no usable answer */
-	STATS_CALL_CUT,     /* the run ended while it was under way */
+	STATS_CALL_BUDGET, /* the money or the time does not reach */
+	STATS_CALL_FAILED, /* no usable answer */
+	STATS_CALL_CUT,    /* the run ended while it was under way */
 	STATS_CALL_RESULTS
 };
 
 /* Which rule of a run's policy a broker refused by. */
-enum stats_denial { STATS_DENIED_TOOL, STATS_DENIED_CONNECTION, STATS_DENIED_WEB, STATS_DENIALS };
+enum stats_denial { STATS_DENIED_TOOL, STATS_DENIALS };
 
 /* Upper bounds in ms of a histogram's buckets; one more takes the rest. */
 #define STATS_BUCKETS 14
@@ -105,7 +102,6 @@ struct keeper_stats {
 	uint64_t leftovers[STATS_LEFTOVERS];
 	uint64_t goldens[STATS_GOLDENS];
 	uint64_t warm[STATS_WARMS];
-	uint64_t boots_retried;
 	uint64_t vmm_ended; /* by itself */
 	uint64_t oom_kills[STATS_ROLES];
 	uint64_t seccomp_kills[STATS_ROLES];

@@ -24,7 +24,6 @@ enum family {
 	DESTROY_SECONDS,
 	BOOTS,
 	BOOT_PLACES,
-	BOOTS_RETRIED,
 	REFUSALS,
 	ROOM_MEMORY,
 	ROOM_VCPUS,
@@ -80,7 +79,6 @@ static const struct metrics_family table[FAMILIES] = {
 			"From the order to kill a VM, or its own end, until nothing of it is left." },
 	[BOOTS] = { N "boots", METRICS_GAUGE, NULL, "VMs that boot now." },
 	[BOOT_PLACES] = { N "boot_places", METRICS_GAUGE, NULL, "VMs that may boot at once." },
-	[BOOTS_RETRIED] = { N "boots_retried", METRICS_COUNTER, NULL, "Boots that were tried a second time." },
 	[REFUSALS] = { N "refusals", METRICS_COUNTER, NULL, "Assignments that this host did not take, by reason." },
 	[ROOM_MEMORY] = { N "memory_bytes", METRICS_GAUGE, "bytes", "Memory for VMs: reserved, and all there is to reserve." },
 	[ROOM_VCPUS] = { N "vcpus", METRICS_GAUGE, NULL, "Virtual CPUs: reserved, and all there are to reserve." },
@@ -189,7 +187,6 @@ static void write_vms(const struct keeper_stats *s, struct metrics *m)
 	metrics_times(m, NULL, 0, stats_bounds_ms, STATS_BUCKETS, s->destroy.bucket, s->destroy.sum_ms);
 	one(m, BOOTS, s->booting);
 	one(m, BOOT_PLACES, s->max_booting);
-	one(m, BOOTS_RETRIED, s->boots_retried);
 }
 
 static void write_room(const struct keeper_stats *s, struct metrics *m)
