@@ -375,6 +375,11 @@ void pki_certify_node(const struct pki *p, const char *node_id, const uint8_t si
 	crypto_sign_detached(certificate, NULL, message, n, p->root_secret);
 }
 
+void pki_root_sign(const struct pki *p, const uint8_t *message, size_t n, uint8_t signature[64])
+{
+	crypto_sign_detached(signature, NULL, message, n, p->root_secret);
+}
+
 bool pki_node_certified(const uint8_t root_key[32], const char *node_id, const uint8_t sign_key[32], const uint8_t certificate[64])
 {
 	uint8_t message[128];

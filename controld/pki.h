@@ -39,6 +39,8 @@ int64_t pki_server_days(const struct pki *p);    /* left until the certificate e
 /* A node's certificate: Ed25519 by the root key over "ephemeral/node/1" || node_id || sign_key. */
 void pki_certify_node(const struct pki *p, const char *node_id, const uint8_t sign_key[32], uint8_t certificate[64]);
 void pki_root_public(const struct pki *p, uint8_t out[32]);
+/* By the root key. A message begins with what it is for (link_image_message), so that none is taken for another. */
+void pki_root_sign(const struct pki *p, const uint8_t *message, size_t n, uint8_t signature[64]);
 /* What a client does with a node's certificate. */
 bool pki_node_certified(const uint8_t root_key[32], const char *node_id, const uint8_t sign_key[32], const uint8_t certificate[64]);
 

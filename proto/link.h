@@ -221,6 +221,7 @@ struct link_image_reply {
 	bool wanted; /* false: none was set for this node; the rest is zero */
 	uint8_t sha256[LINK_IMAGE_FILES][SHA256_LEN];
 	uint64_t size[LINK_IMAGE_FILES];
+	uint8_t signature[64]; /* by the root key over link_image_message: link cannot make an image up */
 };
 struct link_image_blob {
 	uint8_t sha256[SHA256_LEN];
@@ -230,6 +231,8 @@ struct link_image_blob {
 struct link_bye {
 	uint64_t epoch;
 };
+/* "ephemeral/image/1" || node_id || image hash. Returns the length. */
+size_t link_image_message(const char *node_id, const uint8_t hash[SHA256_LEN], uint8_t out[128]);
 /* SHA-256 over "kernel HEX\ninitramfs HEX\nrootfs HEX\n". */
 void link_image_hash(const uint8_t sha256[LINK_IMAGE_FILES][SHA256_LEN], uint8_t out[SHA256_LEN]);
 

@@ -22,6 +22,18 @@ void link_image_hash(const uint8_t sha256[LINK_IMAGE_FILES][SHA256_LEN], uint8_t
 	crypto_hash_sha256_final(&state, out);
 }
 
+size_t link_image_message(const char *node_id, const uint8_t hash[SHA256_LEN], uint8_t out[128])
+{
+	const size_t n = strlen(node_id);
+
+	if (17 + n + SHA256_LEN > 128)
+		return 0;
+	memcpy(out, "ephemeral/image/1", 17);
+	memcpy(out + 17, node_id, n);
+	memcpy(out + 17 + n, hash, SHA256_LEN);
+	return 17 + n + SHA256_LEN;
+}
+
 void link_image_encode(const struct link_image *m, struct buf *out)
 {
 	wire_put_str(out, m->current);
@@ -47,6 +59,7 @@ void link_image_reply_encode(const struct link_image_reply *m, struct buf *out)
 		wire_put_raw(out, m->sha256[i], SHA256_LEN);
 		wire_put_u64(out, m->size[i]);
 	}
+	wire_put_raw(out, m->signature, sizeof(m->signature));
 }
 
 int link_image_reply_decode(const void *p, size_t n, struct link_image_reply *out, struct err *e)
@@ -61,6 +74,7 @@ int link_image_reply_decode(const void *p, size_t n, struct link_image_reply *ou
 		if (out->size[i] > LINK_IMAGE_BYTES_MAX || (out->wanted && out->size[i] == 0))
 			wire_fail(&r, "size");
 	}
+	wire_raw(&r, out->signature, sizeof(out->signature));
 	return wire_end(&r, "image reply", e);
 }
 

@@ -15,6 +15,7 @@ static void on_wanted(void *arg, const struct store_images *m, const struct err 
 	struct request *r = arg;
 	struct link_image_reply reply = { .wanted = false };
 	struct buf b = BUF_INIT(512);
+	uint8_t hash[SHA256_LEN], message[128];
 
 	if (e) {
 		request_store_error(r, e);
@@ -26,6 +27,8 @@ static void on_wanted(void *arg, const struct store_images *m, const struct err 
 			memcpy(reply.sha256[i], m->images[0].files[i].sha256, SHA256_LEN);
 			reply.size[i] = m->images[0].files[i].size;
 		}
+		link_image_hash((const uint8_t(*)[SHA256_LEN])reply.sha256, hash);
+		pki_root_sign(r->d->pki, message, link_image_message(r->head.node_id, hash, message), reply.signature);
 	}
 	link_image_reply_encode(&reply, &b);
 	request_reply(r, &b);

@@ -199,6 +199,14 @@ const char *identity_node_id(const struct identity *id)
 	return id->reply.node_id;
 }
 
+bool identity_image_signed(const struct identity *id, const uint8_t hash[SHA256_LEN], const uint8_t signature[64])
+{
+	uint8_t message[128];
+	size_t n = link_image_message(id->reply.node_id, hash, message);
+
+	return identity_enrolled(id) && n > 0 && crypto_sign_verify_detached(signature, message, n, id->reply.root_key) == 0;
+}
+
 int identity_enrol(struct identity *id, const struct link_enrol_reply *reply, const struct join_token *token, struct err *e)
 {
 	struct buf b = BUF_INIT(16384);

@@ -20,6 +20,8 @@ void identity_free(struct identity *id); /* wipes */
 int identity_read_token(const char *path, char **text, struct join_token *out, struct err *e) EPH_MUST_CHECK;
 
 bool identity_enrolled(const struct identity *id);
+/* The deployment's root key says that this node shall start VMs from this image. */
+bool identity_image_signed(const struct identity *id, const uint8_t hash[SHA256_LEN], const uint8_t signature[64]);
 const char *identity_node_id(const struct identity *id);
 /* Keeps what controld answered to the enrolment, and the addresses and CA of the token that was used. */
 int identity_enrol(struct identity *id, const struct link_enrol_reply *reply, const struct join_token *token,

@@ -337,6 +337,8 @@ int images_wanted(struct images *m, const uint8_t *body, size_t n, struct err *e
 	if (!m->remote || !reply.wanted)
 		return 0;
 	link_image_hash((const uint8_t(*)[SHA256_LEN])reply.sha256, hash);
+	if (!identity_image_signed(m->k->identity, hash, reply.signature))
+		return err_set(e, ERR_DENIED, "an image that the deployment's root key did not sign for this node");
 	text_hex(hash, sizeof(hash), name);
 	if (strcmp(name, m->want) == 0 && m->fetching)
 		return 0;
@@ -372,13 +374,11 @@ void images_new_link(struct images *m)
 bool images_usable(struct images *m, struct err *e)
 {
 	struct host *h = &m->k->host;
+	char note[257];
 	const bool had = h->image_name[0] != '\0';
 
-	if (had && host_image_unchanged(h, e) == 0) {
-		if (!m->remote)
-			set_state(m, "local", "");
+	if (had && host_image_unchanged(h, e) == 0)
 		return true;
-	}
 	if (!had) {
 		err_set(e, ERR_NOT_FOUND, "this host has no guest image yet: %s",
 				m->remote ? m->note[0] ? m->note : "none is in use for it (ephemeral admin image use)" : m->note);
@@ -391,7 +391,11 @@ bool images_usable(struct images *m, struct err *e)
 		pool_image_changed(m->k);
 		set_state(m, "none", e->text);
 	} else {
-		set_state(m, "failed", e->text);
+		host_drop_image(h);
+		pool_image_changed(m->k);
+		if (!text_fmt(note, sizeof(note), "%.200s; mend it and restart noded", e->text))
+			note[0] = '\0';
+		set_state(m, "failed", note);
 	}
 	keeper_changed(m->k);
 	return false;

@@ -65,3 +65,16 @@ def test_a_run_reaches_the_host_that_may_take_it_at_once(hosts, bin_dir):
     client.settled(run)
     for word in ("a", "a=b,", "=b"):
         assert control.operator("PATCH", f"/orgs/{client.org}", expect=400, json={"selector": word})["errors"][0]["pointer"] == "#/selector"
+
+
+def test_a_local_image_that_changes_takes_its_hosts_out(hosts, tmp_path):
+    """Somebody works on the files of image_dir: no VM starts from them, no run is taken, and the list says why."""
+    control, _ = hosts
+    path = tmp_path / "image" / "rootfs.sqfs"
+    path.write_bytes(path.read_bytes()[:-1])
+
+    def out():
+        nodes = control.operator("GET", "/nodes?limit=100")["data"]
+        return all(n["image_state"] == "failed" and n["free"]["slots"] == 0 for n in nodes) and nodes
+    nodes = wait.until(out, 60, "the hosts to notice")
+    assert all("rootfs.sqfs" in n["image_note"] and "restart noded" in n["image_note"] for n in nodes), nodes

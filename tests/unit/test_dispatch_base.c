@@ -1,10 +1,11 @@
 /* controld's configuration, keyring and certificates, on files in a directory of the test's own. */
-/* link: controld_base EPH::sodium EPH::crypto */
+/* link: controld_base ephproto_link ephproto EPH::sodium EPH::crypto */
 #include "common/text.h"
 #include "controld/config.h"
 #include "controld/files.h"
 #include "controld/pki.h"
 #include "controld/secrets.h"
+#include "proto/link.h"
 
 #include "unit.h"
 
@@ -265,6 +266,8 @@ static void verify(const char *host)
 static void test_pki(void **state)
 {
 	const char *tls = at("tls");
+	uint8_t message[128];
+	size_t n;
 	struct pki_made made;
 	struct pki *p;
 	struct err e;
@@ -300,6 +303,13 @@ static void test_pki(void **state)
 	assert_true(pki_node_certified(root, "node_1", key, certificate));
 	assert_false(pki_node_certified(root, "node_2", key, certificate));
 	key[0]++;
+	assert_false(pki_node_certified(root, "node_1", key, certificate));
+	/* An image that is meant for one node is so for no other, and no certificate is one. */
+	n = link_image_message("node_1", key, message);
+	pki_root_sign(p, message, n, certificate);
+	assert_int_equal(crypto_sign_verify_detached(certificate, message, n, root), 0);
+	n = link_image_message("node_2", key, message);
+	assert_int_not_equal(crypto_sign_verify_detached(certificate, message, n, root), 0);
 	assert_false(pki_node_certified(root, "node_1", key, certificate));
 	pki_free(p);
 }
