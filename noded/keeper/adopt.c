@@ -301,7 +301,7 @@ static void go_on(struct vm *vm, const struct role_adopted *m)
 	k->stats.adoptions[STATS_ADOPTED]++;
 	log_info("run=%s vm=%s adopted state=%" PRIu32 " vmm=%d channel=%d lease_ms=%" PRId64, vm->journal.run_id, vm->journal.vm,
 			m->state, vm->proc[SLOT_VMM].state == PROC_ALIVE, vm->proc[SLOT_CHANNEL].state == PROC_ALIVE,
-			(m->lease_deadline_boot_ns - clock_boot_ns()) / 1000000);
+			m->lease_deadline_boot_ns > 0 ? (m->lease_deadline_boot_ns - clock_boot_ns()) / 1000000 : 0);
 	keeper_changed(k);
 }
 

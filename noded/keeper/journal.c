@@ -158,6 +158,16 @@ static void read_one(const char *dir, const char *name, void (*fn)(void *arg, co
 	buf_free(&b);
 }
 
+/* ".NAME.tmp": what files_store had begun when its process was killed. */
+static bool is_half_made(const char *name)
+{
+	size_t n = strlen(name);
+	char id[ID_MAX];
+
+	return n > 5 && name[0] == '.' && strcmp(name + n - 4, ".tmp") == 0 &&
+	       text_fmt(id, sizeof(id), "%.*s", (int)(n - 5), name + 1) && id_valid("vm", id);
+}
+
 int journal_each(const char *dir, void (*fn)(void *arg, const struct journal *j), void *arg, struct err *e)
 {
 	DIR *d = opendir(dir);
@@ -168,6 +178,8 @@ int journal_each(const char *dir, void (*fn)(void *arg, const struct journal *j)
 	while ((entry = readdir(d)) != NULL)
 		if (id_valid("vm", entry->d_name))
 			read_one(dir, entry->d_name, fn, arg);
+		else if (is_half_made(entry->d_name))
+			unlinkat(dirfd(d), entry->d_name, 0);
 	closedir(d);
 	return 0;
 }

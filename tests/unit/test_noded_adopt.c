@@ -3,12 +3,13 @@
 /* link: noded_core ephproto EPH::event */
 #include "unit.h"
 
-#include "common/clock.h"
+#include "common/text.h"
 #include "keeper/adopt.h"
 #include "keeper/child.h"
 #include "proto/adopt.h"
 
 #include <event2/event.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -139,6 +140,36 @@ static void messages(void **state)
 	buf_free(&b);
 }
 
+static void nobody(void *arg, const struct journal *j)
+{
+	(void)j;
+	++*(int *)arg;
+}
+
+/* Killed while it wrote an entry: the half of it goes, and nothing else. */
+static void half_an_entry(void **state)
+{
+	static const char *const names[] = { ".vm_0123456789abcdef0123456789abcdef.tmp", ".vm_0123456789abcdef0123456789abcdef",
+		".other.tmp", "vm_0123456789abcdef0123456789abcdef.tmp" };
+	char dir[] = "/tmp/eph-journal-XXXXXX", path[128];
+	int entries = 0;
+	struct err e;
+
+	(void)state;
+	assert_non_null(mkdtemp(dir));
+	for (size_t i = 0; i < COUNT(names); i++) {
+		assert_true(text_fmt(path, sizeof(path), "%s/%s", dir, names[i]));
+		assert_int_equal(close(open(path, O_WRONLY | O_CREAT | O_EXCL, 0600)), 0);
+	}
+	assert_int_equal(journal_each(dir, nobody, &entries, &e), 0);
+	assert_int_equal(entries, 0);
+	for (size_t i = 0; i < COUNT(names); i++) {
+		assert_true(text_fmt(path, sizeof(path), "%s/%s", dir, names[i]));
+		assert_int_equal(unlink(path), i == 0 ? -1 : 0);
+	}
+	assert_int_equal(rmdir(dir), 0);
+}
+
 /* --- processes of another parent ---------------------------------------------------------------------------------------------- */
 
 struct seen_end {
@@ -217,6 +248,7 @@ int main(void)
 		cmocka_unit_test(meanings),
 		cmocka_unit_test(what_a_stop_leaves),
 		cmocka_unit_test(messages),
+		cmocka_unit_test(half_an_entry),
 		cmocka_unit_test(a_process_of_another),
 	};
 
