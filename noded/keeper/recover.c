@@ -96,7 +96,8 @@ static struct vm *hold(struct keeper *k, const struct journal *j, bool *slot)
 		vm->proc[role].cgroup = cgroup_adopt(k->host.cgroups, j->cgroup[role]);
 		vm->proc[role].state = vm->proc[role].cgroup ? PROC_LEFT : PROC_NONE;
 	}
-	if (j->kind == JOURNAL_RUN && !j->spool_is_memfd &&
+	/* A warm VM has one too, empty: it is there before the run is. */
+	if (j->kind != JOURNAL_GOLDEN && !j->spool_is_memfd &&
 			text_fmt(vm->spool_path, sizeof(vm->spool_path), "%s/%s", k->spool_dir, j->vm))
 		vm->spool_fd = open(vm->spool_path, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
 	return vm;

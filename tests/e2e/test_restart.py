@@ -160,6 +160,25 @@ def test_away_for_longer_than_the_lease(restartable):
 
 @pytest.mark.guest
 @pytest.mark.timeout(600)
+def test_warm_machines_are_taken_over(restartable):
+    """A VM that waits for a run waits on beyond noded, and serves the first run of the next one."""
+    stack = restartable(node={"warm_min": 1, "warm_max": 1, "start_mode": "cold"})
+    wait.until(lambda: stack.node.logged("warm and ready"), 90, "a warm VM")
+    vmm = stack.node.role_pids("vmm")
+    assert len(vmm) == 1
+    stack.node.restart()
+    wait.until(lambda: stack.node.logged(" adopted state="), 30, "the warm VM to be taken over")
+    assert stack.node.role_pids("vmm") == vmm
+    run_id = stack.begin(say("at once"))
+    _, events = good(stack, run_id)
+    assert next(e["data"]["start_mode"] for e in events if e["type"] == "worker.started") == "warm"
+    stack.node.stop(signal.SIGINT)
+    assert not stack.node.role_pids("vmm")
+    stack.node.start()
+
+
+@pytest.mark.guest
+@pytest.mark.timeout(600)
 def test_another_configuration_cannot_take_over(restartable):
     """With other user ids the VM could not be told from others': killed, and told."""
     stack = restartable()
