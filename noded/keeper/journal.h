@@ -67,7 +67,8 @@ int journal_decode(const void *p, size_t n, struct journal *out, struct err *e) 
 
 int journal_store(const char *dir, const struct journal *j, struct err *e) EPH_MUST_CHECK;
 int journal_remove(const char *dir, const char *vm, struct err *e) EPH_MUST_CHECK;
-/* Calls back for each entry, and removes what an earlier process had begun to write. A file that cannot be read or decoded is logged and set aside as <name>.bad. */
+/* Calls back for each entry, and removes what an earlier process had begun to write. A file that cannot be read or decoded is
+ * logged and set aside as <name>.bad. */
 int journal_each(const char *dir, void (*fn)(void *arg, const struct journal *j), void *arg, struct err *e) EPH_MUST_CHECK;
 
 /* Boot id of this host. */
