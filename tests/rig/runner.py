@@ -147,12 +147,13 @@ def kind_fuzz(prepared, options):
         yield Test("fuzz", name, "passed" if ok else "failed", seconds, detail)
 
 
-def pytest(kind, prepared, options, select, timeout, workers=2, extra=(), more_env=None):
+def pytest(kind, prepared, options, select, timeout, workers=2, extra=(), more_env=None, log=None):
     """Runs e2e tests against the sanitized build; the Postgres cluster of this run serves all workers."""
+    log = log or kind
     build = prepared.build("asan")
     image = prepared.image()
     release = prepared.build("release")
-    report = LOGS / f"{kind}.xml"
+    report = LOGS / f"{log}.xml"
     report.unlink(missing_ok=True)
     with pg.Cluster(fsync=False) as cluster:
         env = dict(os.environ, EPHEMERAL_TEST_PG=cluster.socket_dir, EPHEMERAL_BIN=str(build / "bin"), EPHEMERAL_RELEASE_BIN=str(release / "bin"),
@@ -162,9 +163,9 @@ def pytest(kind, prepared, options, select, timeout, workers=2, extra=(), more_e
                    "--timeout=300", *(["-n", str(workers), "--dist", "loadgroup"] if workers > 1 else []), *extra, *select]
         if options.match:
             command += ["-k", options.match]
-        code = run(command, f"{kind}.log", timeout, env)
+        code = run(command, f"{log}.log", timeout, env)
     if not report.exists():
-        raise Broken(f"pytest wrote no report (exit {code}, var/tests/{kind}.log):\n{tail(f'{kind}.log')}")
+        raise Broken(f"pytest wrote no report (exit {code}, var/tests/{log}.log):\n{tail(f'{log}.log')}")
     yield from junit(kind, report)
 
 
@@ -176,7 +177,7 @@ SHORT = ["tests/e2e/test_sample.py", "tests/e2e/test_jail.py", "tests/e2e/test_h
 def kind_contract(prepared, options):
     """What a VMM does, and then a short set of the end-to-end tests on Cloud Hypervisor; all of them: tests/run e2e --vmm cloud-hypervisor."""
     yield from pytest("contract", prepared, options, ["tests/contract"], 600)
-    yield from pytest("contract", prepared, options, SHORT, 900, more_env={"EPHEMERAL_VMM": "cloud-hypervisor"})
+    yield from pytest("contract", prepared, options, SHORT, 900, more_env={"EPHEMERAL_VMM": "cloud-hypervisor"}, log="contract-e2e")
 
 
 def kind_e2e(prepared, options):
