@@ -22,7 +22,7 @@ def mib(pids):
 
 def mode_of(client, run_id):
     """How this run's VM came to be: cold, clone, warm."""
-    return next(e["data"].get("start_mode", "cold") for e in client.events(run_id) if e["type"] == "microvm.ready")
+    return next(e["data"].get("start_mode", "cold") for e in client.events(run_id) if e["type"] == "worker.started")
 
 
 def until_cloned(client):

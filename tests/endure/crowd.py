@@ -1,6 +1,7 @@
 """Runs that are alive for long, as many at a time as a test wants, each checked when it ends."""
 import collections
 import random
+import re
 import secrets
 
 import wait
@@ -10,6 +11,14 @@ SECONDS = (15, 45)  # that a run is alive, when nothing happens to it
 TICK = "i=0; while [ $i -lt {count} ]; do i=$((i + 1)); echo tick $i {nonce}; sleep 1; done"
 
 Kill = collections.namedtuple("Kill", "whom alive seconds")  # alive: ids of runs that it might have harmed; seconds: until it worked again
+
+
+def reconciled(node):
+    """What reconcile found in each of its looks since the node was first started; waits for one more look."""
+    def looks():
+        return [int(finds) for finds in re.findall(r" reconciled finds=(\d+)", node.log.read_text(errors="replace"))]
+    before = len(looks())
+    return wait.until(lambda: looks() if len(looks()) > before else None, 60, "reconcile to look")
 
 
 class Crowd:
@@ -61,11 +70,13 @@ class Crowd:
         return {row[0] for row in self.fleet.serving.query("SELECT run_id FROM run_live WHERE state = 'running'")}
 
     def until_alive(self, least, seconds=240):
+        """Ids of runs that are alive, when they are as many."""
         def enough():
             self.tend()
             self.fill()
-            return len(self.alive()) >= least
-        wait.until(enough, seconds, f"{least} runs to be alive", every=0.2)
+            alive = self.alive()
+            return alive if len(alive) >= least else None
+        return wait.until(enough, seconds, f"{least} runs to be alive", every=0.2)
 
     def finish(self, seconds=240):
         """To the end of every run."""

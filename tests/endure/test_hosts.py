@@ -7,12 +7,12 @@ import time
 
 import pytest
 import wait
-from crowd import Crowd, Kill
+from crowd import Crowd, Kill, reconciled
 from fleet import Fleet
 
 TIMES, ALIVE = int(os.environ.get("EPHEMERAL_KILLS", "5")), 6
 LEASE = {"lease_seconds": 30, "lease_renew_seconds": 2, "lease_grace_seconds": 2}
-NODE = {"max_vms": 4, "max_concurrent_boots": 1, "boot_timeout_ms": 180_000, "memory_mib": 6_000, "log_level": "info", "start_mode": "auto"}
+NODE = {"max_vms": 4, "max_concurrent_boots": 1, "boot_timeout_ms": 180_000, "memory_mib": 6_000, "reconcile_seconds": 5, "start_mode": "auto"}
 
 
 class Blows:
@@ -72,3 +72,6 @@ def test_each_is_killed_under_load(bin_dir, image, figures):
         assert good >= 0.95 * alive, f"{good} of {alive} runs that were alive at a kill succeeded: {crowd.ends()}"
         assert crowd.ends()["succeeded"] >= 0.95 * len(crowd.ended), crowd.ends()
         fleet.clean()
+        for node in fleet.nodes:
+            finds = reconciled(node)
+            assert not any(finds), f"reconcile found something on {node.name}: {finds}"
