@@ -15,6 +15,7 @@ import openmetrics
 import pg
 import pytest
 import requests
+import vmm_rig
 import wait
 from client import say, shell, turns
 from openmetrics import Scrape
@@ -242,11 +243,10 @@ def broken(binary):
 @pytest.mark.guest
 def test_alerts_fire_because_the_condition_was_caused(cluster, bin_dir, image, tmp_path):
     """One controld and three hosts, scraped by Prometheus: hosts are killed, drained, their VMM broken, something left in their directories."""
-    qemu = tmp_path / "qemu-system-x86_64"
-    shutil.copy(shutil.which("qemu-system-x86_64"), qemu)
+    program, its_own = vmm_rig.own_program(tmp_path)
     with contextlib.ExitStack() as cleanup:
         control = cleanup.enter_context(control_rig.Control(cluster, bin_dir, lease_seconds=6, lease_renew_seconds=1, lease_grace_seconds=1))
-        nodes = [node_rig.Node(control, bin_dir, image, **config) for config in ({}, {}, {"qemu": qemu})]
+        nodes = [node_rig.Node(control, bin_dir, image, **config) for config in ({}, {}, its_own)]
         for node in nodes:
             cleanup.callback(node.close)
             node.start()
@@ -279,7 +279,7 @@ def test_alerts_fire_because_the_condition_was_caused(cluster, bin_dir, image, t
 
         # Only one whose VMM is none takes them.
         control.drain(idle.name)
-        broken(qemu)
+        broken(program)
         control.undrain(bad.name)
         for _ in range(3):
             client.create(prompt=turns(say("never said")))
