@@ -13,7 +13,7 @@ import wait
 from client import check_chain, check_timeline, output_of, say, shell, turns
 from follower import Follower
 
-SLOW = {"delay_ms": 30000}
+SLOW = {"delay_ms": 45000}
 
 
 def whole(stack, run_id, follower=None):
@@ -69,7 +69,7 @@ def test_killed_while_runs_are_at_every_step(restartable):
     stack = restartable()
     model = stack.begin(say("late", **SLOW))
     stack.one.event(model, "worker.started", 90)
-    command = stack.begin(shell("echo begun; sleep 20; echo ended"), say("{{tool:1}}"))
+    command = stack.begin(shell("echo begun; sleep 25; echo ended"), say("{{tool:1}}"))
     stack.one.event(command, "shell.started", 90)
     ending = stack.begin(say("soon over", delay_ms=1500))
     stack.one.event(ending, "worker.started", 90)
