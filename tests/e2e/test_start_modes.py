@@ -121,3 +121,23 @@ def test_a_clone_that_fails(make_stack):
     wait.until(lambda: len(logged(node, "golden snapshot ready")) == 2, 120, "another snapshot")
     node.stop()
     assert host.leftovers(node) == []
+
+
+@pytest.mark.guest
+def test_warm_vms_outlive_noded(make_stack):
+    """A warm VM that noded's next start took over serves a run like another."""
+    stack = make_stack(node={"warm_min": 1, "warm_max": 1, "max_vms": 3})
+    node, client = stack.node, stack.client()
+    wait.until(lambda: warm_ready(node) == 1, 90, "a warm VM")
+    vmm = node.role_pids("vmm")
+    node.restart()
+    wait.until(lambda: warm_ready(node) == 2, 60, "the warm VM, taken over")
+    assert node.role_pids("vmm") == vmm
+    run = client.run(turns(say("done")))
+    assert run["status"] == "succeeded", run["error"]
+    assert started(client, run["id"])["start_mode"] == "warm"
+    check_timeline(run, client.events(run["id"]))
+    # Of a warm VM that was taken over all goes as of any other; what replaces it is ended with noded.
+    wait.until(lambda: any("forgotten" in line for line in logged(node, f"run={run['id']} vm=")), 60, "its end")
+    node.stop()
+    assert host.leftovers(node) == []
