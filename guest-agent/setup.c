@@ -329,10 +329,10 @@ static int intake_until(struct channel *ch, struct setup *s, enum setup_state wa
 	buf_init(&in.message, GUEST_SETUP_MAX);
 	channel_set_handler(ch, on_frame, &in);
 	while (rc == 0 && in.state < wanted) {
-		enum setup_state before = in.state;
+		bool probed = in.state > SETUP_PROBE;
 
 		rc = channel_wait(ch, -1, e);
-		if (rc == 0 && before == SETUP_PROBE && in.state == SETUP_REQUEST && wanted == SETUP_READY)
+		if (rc == 0 && !probed && in.state > SETUP_PROBE && wanted == SETUP_READY)
 			rehearse(); /* the hello is on its way */
 	}
 	channel_set_handler(ch, NULL, NULL);

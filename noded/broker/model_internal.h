@@ -17,8 +17,8 @@ struct event;
 
 struct model {
 	struct model_options opt;
-	char key[513];                /* the provider's bearer; wiped */
-	struct net_own own;           /* this host's addresses when the run began */
+	char key[513];      /* the provider's bearer; wiped */
+	struct net_own own; /* this host's addresses when the run began */
 	bool own_known;
 	enum limit_param limit_param; /* as configured, or learned */
 	bool limit_learned;

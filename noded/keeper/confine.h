@@ -1,4 +1,5 @@
-/* What holds a process beside its tree, ids and groups: its system call filter, and Landlock. One place for all kinds of process. */
+/* What holds a process beside its tree, ids and groups: its system call filter, and Landlock. One place for all kinds of process.
+ */
 #ifndef NODED_KEEPER_CONFINE_H
 #define NODED_KEEPER_CONFINE_H
 

@@ -82,8 +82,11 @@ static int qemu_open(const struct vmm_host *host, const struct vmm_params *p, st
 
 	(void)host;
 	/* The guest's stream, then the monitor's: FD_GUEST and FD_QMP, CHANNEL_FD_GUEST and CHANNEL_FD_CONTROL. */
-	if (vmm_wires_pair(w) || vmm_wires_pair(w) || pipe2(console, O_CLOEXEC) != 0)
-		return err_set_errno(e, "make sockets");
+	for (int i = 0; i < 2; i++)
+		if (vmm_wires_pair(w))
+			return err_set_errno(e, "make sockets");
+	if (pipe2(console, O_CLOEXEC) != 0)
+		return err_set_errno(e, "make a pipe");
 	if (vmm_wires_channel(w, console[0]) + vmm_wires_vmm(w, console[1]) != 0 || lend_image(p, w) || lend_snapshot(p, w))
 		return err_set_errno(e, "descriptors of the VMM");
 	fd = vmm_plan_write(&plan, e);
