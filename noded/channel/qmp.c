@@ -37,14 +37,14 @@ enum state {
 };
 
 /* RAM is not in the stream: it is a file of its own. Migration says its state by events. */
-#define ALLOW_SHARED                                                                                                               \
-	"\"migrate-set-capabilities\",\"arguments\":{\"capabilities\":["                                                           \
-	"{\"capability\":\"x-ignore-shared\",\"state\":true},{\"capability\":\"events\",\"state\":true}]}"
+static const char allow_shared[] = "\"migrate-set-capabilities\",\"arguments\":{\"capabilities\":["
+				   "{\"capability\":\"x-ignore-shared\",\"state\":true},"
+				   "{\"capability\":\"events\",\"state\":true}]}";
 
 /* What is said on the way into a state; its answer has the state's number as id. */
 static const char *const said[] = {
 	[Q_CAPABILITIES] = "\"qmp_capabilities\"",
-	[Q_C_ALLOW] = ALLOW_SHARED,
+	[Q_C_ALLOW] = allow_shared,
 	[Q_C_CONT] = "\"cont\"",
 	[Q_G_STOP] = "\"stop\"",
 	[Q_G_FILE] = "\"getfd\",\"arguments\":{\"fdname\":\"state\"}",
