@@ -24,14 +24,15 @@ void link_image_hash(const uint8_t sha256[LINK_IMAGE_FILES][SHA256_LEN], uint8_t
 
 size_t link_image_message(const char *node_id, const uint8_t hash[SHA256_LEN], uint8_t out[128])
 {
-	const size_t n = strlen(node_id);
+	char text[128 - SHA256_LEN + 1];
+	size_t n;
 
-	if (17 + n + SHA256_LEN > 128)
+	if (!text_fmt(text, sizeof(text), "ephemeral/image/1%s", node_id))
 		return 0;
-	memcpy(out, "ephemeral/image/1", 17);
-	memcpy(out + 17, node_id, n);
-	memcpy(out + 17 + n, hash, SHA256_LEN);
-	return 17 + n + SHA256_LEN;
+	n = strlen(text);
+	memcpy(out, text, n);
+	memcpy(out + n, hash, SHA256_LEN);
+	return n + SHA256_LEN;
 }
 
 void link_image_encode(const struct link_image *m, struct buf *out)
