@@ -112,7 +112,7 @@ def test_wrong_use_and_refusals(cli, client):
     assert b"did you mean" in cli("rnu", expect=2).stderr
     assert b"did you mean --shell?" in cli("run", "x", "--shel", expect=2).stderr
     assert b"DOLLARS is missing" in cli("admin", "org", "credit", "org_x", expect=2).stderr
-    assert cli("help", "admin", "node", expect=0).stdout.count(b"admin node ") == 5
+    assert cli("help", "admin", "node", expect=0).stdout.count(b"admin node ") == 6
     cli("get", "run_" + "0" * 32, expect=2)
     cli("get", "nonsense", expect=2)
     assert b"not accepted" in cli("runs", env={"EPHEMERAL_API_KEY": "eph_" + "A" * 43}, expect=3).stderr

@@ -14,6 +14,8 @@ import pytest
 from cli_cases import CASES, NOBODY, OFFLINE, words
 from cli_rig import Command, Service, Transcripts, reply
 
+import images
+
 RUN = NOBODY["run"]
 ASKING = [verb for verb in CASES if verb not in OFFLINE]
 PAGE = b"<!DOCTYPE html><html><head><title>Corporate proxy</title></head><body>Please sign in.</body></html>"
@@ -51,8 +53,11 @@ def env_for(url):
 
 def every_verb(command, url, transcripts, name, status):
     """Runs each verb that asks against url; each ends with `status`, says one thing on standard error and nothing else."""
+    folder = command.home / "images"
+    names = {**NOBODY, "images": str(folder), "image0": images.make(folder / "0", "of nobody")}
+
     def one(verb):
-        arguments, given = words(verb, 0, NOBODY)
+        arguments, given = words(verb, 0, names)
         return verb, arguments, command.run(*arguments, input=given, env=env_for(url))
     with concurrent.futures.ThreadPoolExecutor(24) as pool:
         for verb, arguments, done in pool.map(one, ASKING):
