@@ -76,7 +76,7 @@ const struct adopt_meaning *adopt_meaning(enum adopt_verdict v)
 
 bool adopt_may_leave(const struct adopt_leave *l)
 {
-	return !l->ending && l->broker_alive && !l->has_inputs && !l->golden;
+	return !l->ending && l->broker_alive && !l->has_inputs && !l->golden && !l->boots_unasked;
 }
 
 bool adopt_stays(const struct vm *vm)
@@ -86,6 +86,7 @@ bool adopt_stays(const struct vm *vm)
 		.broker_alive = vm->broker && vm->proc[SLOT_BROKER].state == PROC_ALIVE,
 		.has_inputs = vm->assignment || vm->seen.waiting,
 		.golden = vm->journal.kind == JOURNAL_GOLDEN,
+		.boots_unasked = vm->journal.kind == JOURNAL_WARM && !vm->warm_ready && vm->adopt_began_ns == 0,
 	};
 
 	return adopt_may_leave(&l);
@@ -283,6 +284,10 @@ static void go_on(struct vm *vm, const struct role_adopted *m)
 	const bool boots = !(m->state & (ADOPTED_ASKED | ADOPTED_ENDING | ADOPTED_READY));
 
 	vm->adopt_began_ns = 0;
+	vm->lease_ns = vm_lease_later(0, m->lease_deadline_boot_ns, clock_boot_ns());
+	/* Its destruction was ordered, and perhaps done and told: a receipt is signed only where this keeper has seen to it too. */
+	if (m->state & ADOPTED_ENDING)
+		vm->want.destroy = true;
 	vm->exec_boot_ns = m->boot_ns > 0 ? m->boot_ns : clock_boot_ns();
 	if (boots && vm->proc[SLOT_VMM].state == PROC_ALIVE) {
 		vm->booting = true;

@@ -58,6 +58,7 @@ struct adopt_leave {
 	bool broker_alive; /* and connected */
 	bool has_inputs;   /* its broker has not been given the run yet: only this keeper could */
 	bool golden;
+	bool boots_unasked; /* without a run: its broker does not wait for a later noded then */
 };
 bool adopt_may_leave(const struct adopt_leave *l);
 

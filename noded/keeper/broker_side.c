@@ -373,7 +373,7 @@ void broker_side_gone(struct vm *vm)
 {
 	struct buf b = BUF_INIT(16);
 
-	wire_put_i64(&b, vm->gone_ms);
+	wire_put_i64(&b, vm->gone_ms > 0 ? vm->gone_ms : 0); /* an earlier keeper may have seen it go */
 	if (!b.failed)
 		send_frame(vm, RF_BROKER_GONE, b.data, b.len);
 	buf_free(&b);

@@ -131,7 +131,9 @@ static void watch(struct keeper *k, struct vm *vm)
 	const struct vm_watch w = {
 		.boot_began_ns = vm->booting ? vm->boot_began_ns : 0,
 		.boot_limit_ns = k->host.boot_timeout_ms * INT64_C(1000000),
-		.lease_ns = vm->journal.kind == JOURNAL_RUN ? k->lease_deadline_boot_ns : 0, /* others serve nobody */
+		.lease_ns = vm->journal.kind != JOURNAL_RUN            ? 0 /* others serve nobody */
+			    : k->lease_deadline_boot_ns > vm->lease_ns ? k->lease_deadline_boot_ns
+								       : vm->lease_ns,
 		.vmm_alive = vm->proc[SLOT_VMM].state == PROC_ALIVE,
 	};
 

@@ -72,6 +72,7 @@ struct vm {
 	struct vm_inputs again_inputs; /* the broker has them, and a second boot would need them */
 	int64_t received_boot_ns;
 	int64_t adopt_began_ns;        /* when its broker was asked; 0 = nothing is asked */
+	int64_t lease_ns;              /* as the broker that was taken over had it; 0 = it was not */
 	int64_t boot_began_ns;         /* when its turn to boot came */
 	int64_t exec_boot_ns;          /* 0 until the VMM was exec'd */
 	int64_t destroy_boot_ns;       /* when the VMM's end was ordered or seen; 0 = not yet */

@@ -43,6 +43,12 @@ static bool is_of_size(const struct vm *vm, uint32_t memory_mib, uint32_t vcpus)
 
 /* --- for runs ----------------------------------------------------------------------------------------------------------------- */
 
+/* It waits for its turn, or has a broker that hears; one that is being taken over has not said yet how it is. */
+static bool can_be_given(const struct vm *vm)
+{
+	return is_warm(vm) && is_current(vm) && !vm->vmm_ended && vm->adopt_began_ns == 0 && (vm->seen.waiting || vm->broker);
+}
+
 /* The list is in the order of their making: of two that are as far, the older one. */
 static bool is_further(const struct vm *vm, const struct vm *than)
 {
@@ -58,7 +64,7 @@ struct vm *pool_take(struct keeper *k, uint32_t memory_mib, uint32_t vcpus)
 	struct vm *best = NULL;
 
 	for (struct vm *vm = k->vms; vm; vm = vm->next)
-		if (is_warm(vm) && is_current(vm) && is_of_size(vm, memory_mib, vcpus) && !vm->vmm_ended && is_further(vm, best))
+		if (can_be_given(vm) && is_of_size(vm, memory_mib, vcpus) && is_further(vm, best))
 			best = vm;
 	return best;
 }
@@ -202,7 +208,7 @@ static void end_surplus(struct keeper *k, const uint32_t target[POOL_SIZES])
 		next = vm->next;
 		if (!is_warm(vm))
 			continue;
-		if (k->draining || k->stopping)
+		if (k->draining)
 			put_away(vm, STATS_WARM_EVICTED, "this host takes no runs");
 		else if (!is_current(vm))
 			put_away(vm, STATS_WARM_EXPIRED, "of another image or VMM");
@@ -249,11 +255,12 @@ void pool_turn(struct keeper *k)
 	uint32_t target[POOL_SIZES];
 	int64_t now = clock_boot_ms();
 
-	if (k->pool.max == 0)
-		return;
+	if (k->stopping)
+		return; /* what lives on without us is not put away; on_signal ends the others */
+	/* Also where there is to be no pool: an earlier noded may have left us one. */
 	pool_targets(&k->pool, now, target);
 	end_surplus(k, target);
-	if (!k->draining && !k->stopping && k->host.image_name[0] && pool_may_boot(&k->pool, now) && !run_waits(k) &&
+	if (k->pool.max > 0 && !k->draining && k->host.image_name[0] && pool_may_boot(&k->pool, now) && !run_waits(k) &&
 			!deferred(k, now))
 		for (int i = 0; i < POOL_SIZES; i++)
 			for (uint32_t have = count_size(k, &k->pool.size[i]); have < target[i] && !waits_for_golden(k, i); have++)

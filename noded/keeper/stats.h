@@ -97,6 +97,7 @@ struct keeper_stats {
 	uint64_t starts[STATS_MODES][STATS_STARTS];
 	struct stats_times start[STATS_MODES]; /* the assignment came -> worker.started was asked for */
 	struct stats_times destroy;            /* the order to kill, or the VMM's end -> gone */
+	uint64_t boots_again;                  /* runs whose VM did not boot and was started once more */
 	uint64_t refusals[STATS_REFUSALS];
 	uint64_t adoptions[STATS_ADOPTIONS];
 	uint64_t leftovers[STATS_LEFTOVERS];

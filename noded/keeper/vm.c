@@ -190,13 +190,14 @@ void vm_end(struct vm *vm, enum errcode code, const char *text)
 		end_unused(vm, text);
 		return;
 	}
-	if (code != ERRCODE_NODE_RESTARTED)
+	if (code != ERRCODE_NODE_RESTARTED && code != ERRCODE_NO_CAPACITY)
 		golden_clone_failed(vm, text);
 	if (vm->replay[REPLAY_END].body) {
 		vm->seen.reported = true; /* the broker's own word stands */
 	} else if (vm->journal.state < JOURNAL_ASKED) {
 		vm->refused = true;
-		vm->refuse_failed = code != ERRCODE_NODE_RESTARTED && !vm->clone_failed; /* the next attempt boots */
+		vm->refuse_failed = code != ERRCODE_NODE_RESTARTED && code != ERRCODE_NO_CAPACITY &&
+				    !vm->clone_failed; /* the next attempt boots */
 		metrics_not_started(vm, vm->refuse_failed);
 	}
 	vm->end_code = vm->refused && vm->refuse_failed ? ERRCODE_VM_START_FAILED : code;
@@ -305,6 +306,17 @@ static bool clean_vmm(struct vm *vm)
 	return true;
 }
 
+/* Two entries of a journal may name one slot: it is free when neither has it. */
+static void give_slot(struct vm *vm)
+{
+	struct keeper *k = vm->keeper;
+
+	for (const struct vm *other = k->vms; other; other = other->next)
+		if (other != vm && !other->seen.closed && other->journal.slot == vm->journal.slot)
+			return;
+	slots_give(k->slots, vm->journal.slot);
+}
+
 static bool close_vm(struct vm *vm)
 {
 	struct keeper *k = vm->keeper;
@@ -327,7 +339,7 @@ static bool close_vm(struct vm *vm)
 			admission_give_vm(&k->admission, vm->journal.memory_mib, vm->journal.vcpus);
 	}
 	golden_over(vm);
-	slots_give(k->slots, vm->journal.slot);
+	give_slot(vm);
 	if (!vm->unreserved)
 		admission_give_slot(&k->admission);
 	vm_boot_over(vm);

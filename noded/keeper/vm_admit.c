@@ -133,13 +133,16 @@ static int keep_inputs(struct vm *vm, const struct order *o, struct err *e)
 
 /* --- reservation -------------------------------------------------------------------------------------------------------------- */
 
-/* A warm VM is on its way out whose slot will be free. */
+/* More warm VMs are on their way out than runs wait for their slots. */
 static bool slot_comes(const struct keeper *k)
 {
-	for (const struct vm *vm = k->vms; vm; vm = vm->next)
-		if (vm->unreserved && !vm->seen.closed)
-			return true;
-	return false;
+	int64_t coming = 0;
+
+	for (const struct vm *vm = k->vms; vm; vm = vm->next) {
+		coming += vm->unreserved && !vm->seen.closed;
+		coming -= vm->journal.slot == VM_NO_SLOT && vm->seen.waiting;
+	}
+	return coming > 0;
 }
 
 struct vm *vm_admit(struct keeper *k, struct journal *j, struct err *e)
@@ -209,6 +212,17 @@ static enum stats_refusal why_not_admitted(const struct keeper *k, const struct 
 	return disk_is_full(k) ? STATS_REFUSED_DISK : STATS_REFUSED_OTHER;
 }
 
+/* What was admitted could not be written down. */
+static void fail_to_note(struct vm *vm, const struct err *e)
+{
+	if (disk_is_full(vm->keeper)) {
+		vm->keeper->stats.refusals[STATS_REFUSED_DISK]++;
+		vm_end(vm, ERRCODE_NO_CAPACITY, e->text);
+	} else {
+		vm_fail_start(vm, e->text);
+	}
+}
+
 /* A VM that is booted, or boots, already. */
 static void hand_over(struct vm *vm, const struct order *o)
 {
@@ -222,7 +236,7 @@ static void hand_over(struct vm *vm, const struct order *o)
 	k->stats.warm[STATS_WARM_TAKEN]++;
 	/* On disk before the broker hears of it: whoever finds the broker later must know whose run it has. */
 	if (make_spool(vm, o, &e) || keep_inputs(vm, o, &e) || journal_store(k->journal_dir, &vm->journal, &e)) {
-		vm_fail_start(vm, e.text);
+		fail_to_note(vm, &e);
 		return;
 	}
 	link_side_vm(k, vm);
@@ -257,7 +271,7 @@ static void start_new(struct keeper *k, const struct order *o)
 	log_info("run=%s vm=%s admitted slot=%d memory_mib=%u vcpus=%u attempt=%u", a->run_id, vm->journal.vm,
 			(int)vm->journal.slot, a->memory_mib, a->vcpus, a->attempt);
 	if (make_spool(vm, o, &e) || keep_inputs(vm, o, &e)) {
-		vm_fail_start(vm, e.text);
+		fail_to_note(vm, &e);
 		return;
 	}
 	link_side_vm(k, vm);

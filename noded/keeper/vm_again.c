@@ -63,6 +63,7 @@ bool vm_again_refused(struct vm *vm, const uint8_t *body, size_t n)
 	if (vm->gone_ms >= 0 && admission_retake_vm(&vm->keeper->admission, vm->journal.memory_mib, vm->journal.vcpus, &e))
 		return false;
 	vm->gone_ms = -1;
+	vm->keeper->stats.boots_again++;
 	log_warn("run=%s vm=%s did not boot and is tried once more reason=\"%s\"", vm->journal.run_id, vm->journal.vm,
 			vm->end_text);
 	/* What is reported if this host is stopped meanwhile. */
@@ -89,7 +90,7 @@ bool vm_again_begin(struct vm *vm)
 	vm->want = (struct vm_want){ .destroy = false };
 	vm->seen = (struct vm_seen){ .waiting = true };
 	vm->exec_boot_ns = vm->destroy_boot_ns = 0;
-	vm->vmm_ended = vm->channel_waited = vm->refused = vm->refuse_failed = vm->again = vm->prepared = false;
+	vm->vmm_ended = vm->channel_waited = vm->refused = vm->refuse_failed = vm->again = vm->prepared = vm->warm_ready = false;
 	vm->end_text[0] = vm->broker_text[0] = '\0';
 	vm->booted_again = true;
 	keeper_changed(vm->keeper); /* which starts who waits */

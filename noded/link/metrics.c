@@ -24,6 +24,7 @@ enum family {
 	DESTROY_SECONDS,
 	BOOTS,
 	BOOT_PLACES,
+	BOOTS_AGAIN,
 	REFUSALS,
 	ROOM_MEMORY,
 	ROOM_VCPUS,
@@ -79,6 +80,7 @@ static const struct metrics_family table[FAMILIES] = {
 			"From the order to kill a VM, or its own end, until nothing of it is left." },
 	[BOOTS] = { N "boots", METRICS_GAUGE, NULL, "VMs that boot now." },
 	[BOOT_PLACES] = { N "boot_places", METRICS_GAUGE, NULL, "VMs that may boot at once." },
+	[BOOTS_AGAIN] = { N "boots_again", METRICS_COUNTER, NULL, "Runs whose VM did not boot and was started once more." },
 	[REFUSALS] = { N "refusals", METRICS_COUNTER, NULL, "Assignments that this host did not take, by reason." },
 	[ROOM_MEMORY] = { N "memory_bytes", METRICS_GAUGE, "bytes", "Memory for VMs: reserved, and all there is to reserve." },
 	[ROOM_VCPUS] = { N "vcpus", METRICS_GAUGE, NULL, "Virtual CPUs: reserved, and all there are to reserve." },
@@ -187,6 +189,7 @@ static void write_vms(const struct keeper_stats *s, struct metrics *m)
 	metrics_times(m, NULL, 0, stats_bounds_ms, STATS_BUCKETS, s->destroy.bucket, s->destroy.sum_ms);
 	one(m, BOOTS, s->booting);
 	one(m, BOOT_PLACES, s->max_booting);
+	one(m, BOOTS_AGAIN, s->boots_again);
 }
 
 static void write_room(const struct keeper_stats *s, struct metrics *m)

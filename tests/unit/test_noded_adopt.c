@@ -97,6 +97,7 @@ static void what_a_stop_leaves(void **state)
 		{ .broker_alive = true, .ending = true },     /* its end is on its way out */
 		{ .broker_alive = true, .has_inputs = true }, /* only we have its secrets */
 		{ .broker_alive = true, .golden = true },
+		{ .broker_alive = true, .boots_unasked = true },
 		{ .broker_alive = false },
 	};
 
