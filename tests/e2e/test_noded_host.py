@@ -2,6 +2,7 @@
 runs out of room, descriptors and groups at every step of a start."""
 import os
 import pathlib
+import re
 import resource
 import signal
 
@@ -141,7 +142,8 @@ def test_a_disk_that_is_full_when_the_start_is_to_be_noted(quiet):
 
 @pytest.mark.guest
 def test_a_host_that_runs_out_of_something_fails_starts_and_recovers(quiet):
-    """At each step of a start something is missing: the run ends with the reason, nothing stays, and when it is there again runs run."""
+    """At each step of a start something is missing. On a full disk no run is tried: it waits, and starts when there is room. Without anything
+    else it ends with the reason, nothing stays, and when it is there again runs run."""
     node, client = quiet.node, quiet.client()
     state, run = Room(node.state_dir, "size=96m"), Room(node.run_dir, "size=4m,nr_inodes=200")
     top = None
@@ -159,11 +161,19 @@ def test_a_host_that_runs_out_of_something_fails_starts_and_recovers(quiet):
             return done["error"]["message"]
 
         state.fill(0)
-        assert "No space" in fails("the journal")
+        made = client.create(prompt=turns(shell("echo here"), say("done")))["id"]
+        refused = f"run={made} refused failed=0 code=no_capacity"
+        wait.until(lambda: len(node.logged(refused)) >= 4, 60, "more refusals than a run has attempts")
+        assert all("MiB are free on the disk of" in line for line in node.logged(refused))
+        waiting = wait.until(lambda: client.read(made)["waiting_for"], 20, "what it waits for")
+        assert waiting["reason"] == "capacity" and client.read(made)["status"] == "queued"
+        assert not node.logged(" admitted ") and not os.listdir(pathlib.Path(node.state_dir) / "journal")
         state.empty()
-        state.fill(256 * 1024)
-        assert "No space" in fails("the spool")
-        state.empty()
+        done = client.settled(made, 200)
+        assert done["status"] == "succeeded", done["error"]
+        assert re.findall(rf"run={made} .* admitted .* attempt=(\d+)", "\n".join(node.logged("admitted"))) == ["1"], "a refusal is not an attempt"
+        node.clean()
+
         run.take_inodes()
         assert "No space" in fails("directories")
         run.empty()

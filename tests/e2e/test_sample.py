@@ -52,7 +52,8 @@ def test_sample_run(stack, client):
     curl = [e["data"]["call_id"] for e in events if e["type"] == "shell.started"][1]
     ended = next(e for e in events if e["type"] == "shell.exited" and e["data"]["call_id"] == curl)
     assert [e for e in events if e["type"] == "shell.output" and e["data"]["call_id"] == curl and "curl: (6)" in e["data"]["text"]], "in one event"
-    assert ended["data"]["exit_code"] == 6 and ended["data"]["duration_ms"] < 1000
+    # A name server that is waited for costs 5 s at least; how long it takes without waiting is a question of the machine's load (see below).
+    assert ended["data"]["exit_code"] == 6 and ended["data"]["duration_ms"] < 5000
 
     output = run["output"]
     for prime in (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47):
@@ -71,9 +72,11 @@ def test_sample_run(stack, client):
 
 @pytest.mark.guest
 def test_guest_is_a_machine_of_its_own(client):
-    """Its kernel, a boot id that is not the host's, only lo, no resolver, no setuid file, no credential, an unprivileged user."""
+    """Its kernel, a boot id that is not the host's, only lo, no resolver, no setuid file, no credential, an unprivileged user.
+    A name is not found at once: of the time that curl takes, what it does not work is nothing that could be waited for."""
     script = ("uname -r; cat /proc/sys/kernel/random/boot_id; ls /sys/class/net; ls /etc/resolv.conf 2>&1; id; "
-              "find / -xdev -perm /6000 -type f 2>/dev/null | wc -l; env; pwd; stat -c '%a %U' /; cat /etc/machine-id | wc -c; hostname")
+              "find / -xdev -perm /6000 -type f 2>/dev/null | wc -l; env; pwd; stat -c '%a %U' /; cat /etc/machine-id | wc -c; hostname; "
+              "curl -sS -m 8 https://example.com; bash -c 'TIMEFORMAT=\"took %R %U %S\"; time curl -sS -m 8 https://example.com' 2>&1")
     run = client.run(f"```sh\n{script}\n```")
     assert run["status"] == "succeeded", run["error"]
     text = output_of(client.events(run["id"]))
@@ -87,6 +90,8 @@ def test_guest_is_a_machine_of_its_own(client):
     assert re.search(r"^0$", text, re.M), "a setuid file is in the guest"
     assert "755 root" in text
     assert "KEY" not in text and "TOKEN" not in text
+    real, user, system = (float(seconds) for seconds in re.search(r"^took (\S+) (\S+) (\S+)$", text, re.M).groups())
+    assert text.count("curl: (6)") == 2 and real - user - system < 0.5, text
 
 
 @pytest.mark.guest
