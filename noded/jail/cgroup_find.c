@@ -190,7 +190,7 @@ int cgroup_find(struct cgroups *c, const char *parent, struct err *e)
 	for (int i = 0; i < CGROUP_CTL_COUNT; i++) {
 		c->on_v2[i] = (v2 & (1U << i)) != 0;
 		if (!c->on_v2[i] && find_one(self, mounts, ctl_names[i], parent, c->v1[i], e))
-			return err_wrap(e, "the %s controller was not given to noded's group on cgroup v2, and is not on v1",
+			return err_wrap(e, "the %s controller was not given to noded's group on cgroup v2, and is not on v1; " FIX,
 					ctl_names[i]);
 	}
 	describe(c);

@@ -88,6 +88,20 @@ static int enter_groups(const struct jail_job *job, struct err *e)
 	return 0;
 }
 
+/* A noded that its unit shields from the OOM killer would pass that on, and a group over its limit could not be brought below it.
+ */
+static int be_killable(struct err *e)
+{
+	int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+	bool done = fd >= 0 && write(fd, "0", 1) == 1;
+
+	if (!done)
+		err_set_errno(e, "write /proc/self/oom_score_adj");
+	if (fd >= 0)
+		close(fd);
+	return done ? 0 : -1;
+}
+
 static int limit(int what, const char *name, rlim_t value, struct err *e)
 {
 	struct rlimit r = { .rlim_cur = value, .rlim_max = value };
@@ -243,7 +257,7 @@ static int open_self(const struct jail_job *job, struct err *e)
 static int enter(const struct jail_job *job, struct jail_fds *keep, struct err *e)
 {
 	keep->program = open_self(job, e);
-	if ((job->self && keep->program < 0) || enter_groups(job, e))
+	if ((job->self && keep->program < 0) || enter_groups(job, e) || be_killable(e))
 		return -1;
 	if (setsid() < 0)
 		return err_set_errno(e, "setsid");

@@ -118,6 +118,7 @@ def test_ids_and_rights(run, stack):
         assert s["Groups"] == "", f"{process.role} has groups {s['Groups']}"
         assert {s[name].strip("0") for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {""}, process.role
         assert s["NoNewPrivs"] == "1", process.role
+        assert process.role == "link" or pathlib.Path(f"/proc/{process.pid}/oom_score_adj").read_text() == "0\n", process.role
         assert process.limit("Max core file size") == ("0", "0"), process.role
         assert process.limit("Max locked memory") == ("0", "0") and process.limit("Max msgqueue size") == ("0", "0"), process.role
         assert int(process.limit("Max open files")[1]) <= 4096, process.role

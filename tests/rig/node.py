@@ -74,6 +74,8 @@ class Node:
         env = dict(os.environ, ASAN_OPTIONS="detect_leaks=0:abort_on_error=1", UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1", **self.env)
         self.process = subprocess.Popen([*self.prefix, f"{self.bin_dir}/noded", "--config", str(self.file), "--ready-fd", str(write)], pass_fds=[write], stdout=log,
                                         stderr=log, stdin=subprocess.DEVNULL, env=env)
+        # As a unit may set it: its VMs' processes must not have it as well.
+        pathlib.Path(f"/proc/{self.process.pid}/oom_score_adj").write_text("100")
         os.close(write)
         log.close()
         with os.fdopen(read) as pipe:
