@@ -217,12 +217,21 @@ int adopt_begin(struct vm *vm, struct err *e)
 	return 0;
 }
 
+/* Nobody can say any more whether its start was granted: link takes it for granted, and controld knows. */
+void adopt_over(struct vm *vm)
+{
+	if (vm->adopt_began_ns == 0)
+		return;
+	vm->adopt_began_ns = 0;
+	link_side_vm(vm->keeper, vm);
+}
+
 void adopt_failed(struct vm *vm, const char *why)
 {
 	char text[400];
 
 	vm->keeper->stats.adoptions[STATS_ADOPT_REFUSED]++;
-	vm->adopt_began_ns = 0;
+	adopt_over(vm);
 	if (!text_fmt(text, sizeof(text), "noded was restarted, and the run's broker could not be gone on with: %.256s", why))
 		text[0] = '\0';
 	vm_end(vm, ERRCODE_NODE_RESTARTED, text);

@@ -239,6 +239,7 @@ enum adopt_verdict adopt_look(const struct vm *vm, bool slot); /* slot: it is th
 /* Connects and asks. -1: nothing was asked, and what was made is cleaned up with the VM. */
 int adopt_begin(struct vm *vm, struct err *e) EPH_MUST_CHECK;
 int adopt_answered(struct vm *vm, const uint8_t *body, size_t n, int fd, struct err *e) EPH_MUST_CHECK; /* takes fd over */
+void adopt_over(struct vm *vm);                    /* its broker will not speak */
 void adopt_failed(struct vm *vm, const char *why); /* ends the VM; may free it */
 bool adopt_identify(struct vm *vm);                /* tells a new broker what a later keeper will say; false: it does not take it */
 bool adopt_stays(const struct vm *vm);             /* it can live on without this keeper */

@@ -65,6 +65,9 @@ static enum role_vm_state state_for_link(const struct vm *vm)
 	/* Whatever became of it: as long as START was not asked for, nothing of it may be sent as if it ran. */
 	if (vm->journal.state == JOURNAL_ADMITTED)
 		return VM_STARTING;
+	/* It was asked for, and whether it was granted is its broker's to say: its frames, or its record, tell link. */
+	if (vm->adopt_began_ns > 0 && !vm->want.end)
+		return VM_STARTING;
 	return vm->want.end || vm->replay[REPLAY_END].body ? VM_ENDED : VM_RUNNING;
 }
 

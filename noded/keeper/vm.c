@@ -18,6 +18,7 @@
 #define RETRY_FIRST_MS 2
 #define RETRY_MAX_MS 1000
 #define CHANNEL_GRACE_MS 300
+#define LEAVE_FLUSH_MS 100 /* of each VM: its broker reads at once, or it stands still */
 
 const char *const vm_role_names[SLOT_ROLES] = { "broker", "channel", "vmm" };
 
@@ -66,6 +67,8 @@ void vm_leave(struct vm *vm)
 			child_leave(vm->proc[i].child);
 		vm->proc[i].child = NULL;
 	}
+	if (vm->broker)
+		framed_flush(vm->broker, LEAVE_FLUSH_MS); /* the run may be on its way to it */
 	vm_free(vm);
 }
 
@@ -190,6 +193,7 @@ void vm_end(struct vm *vm, enum errcode code, const char *text)
 		end_unused(vm, text);
 		return;
 	}
+	adopt_over(vm);
 	if (code != ERRCODE_NODE_RESTARTED && code != ERRCODE_NO_CAPACITY)
 		golden_clone_failed(vm, text);
 	if (vm->replay[REPLAY_END].body) {

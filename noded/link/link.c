@@ -218,13 +218,13 @@ static void take_vm(struct link *l, const uint8_t *body, size_t n, const int *fd
 	r = link_find(l, vm.token);
 	if (r == NULL)
 		r = link_add(l, vm.run_id, vm.token);
+	if (r != NULL && r->run.grant == GRANT_NONE && vm.state != VM_STARTING)
+		r->run.grant = GRANT_GIVEN;
 	if (r == NULL || r->spool != NULL) {
 		if (fd_count == 1)
 			close(fds[0]);
 		return;
 	}
-	if (vm.state != VM_STARTING)
-		r->run.grant = GRANT_GIVEN;
 	r->admitted = r->pending;
 	r->pending = false;
 	if (fd_count == 0)
@@ -308,6 +308,8 @@ static void take_blob_wish(struct run_entry *r, struct wire_reader *rd)
 	wire_raw(rd, r->run.blob_sha, SHA256_LEN);
 	r->run.blob_offset = wire_u64(rd);
 	r->run.blob_due = true;
+	if (r->run.grant == GRANT_NONE)
+		r->run.grant = GRANT_GIVEN; /* a broker asks for files only of a run that was granted; another link process asked */
 }
 
 static void from_broker(struct link *l, const uint8_t *body, size_t n)

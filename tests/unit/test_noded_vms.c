@@ -9,6 +9,7 @@
 
 #include "common/clock.h"
 #include "common/text.h"
+#include "common/wire.h"
 
 #include <event2/event.h>
 #include <fcntl.h>
@@ -28,6 +29,7 @@ struct rig {
 	struct framed *broker; /* the test's end of a VM's broker */
 	uint8_t said[8];       /* types of the frames that it was sent */
 	size_t count;
+	struct role_vm vm; /* the last that link was told of */
 };
 
 static int set_up(void **state)
@@ -48,6 +50,7 @@ static int set_up(void **state)
 	assert_true(text_copy(r->k.journal_dir, sizeof(r->k.journal_dir), r->dir) &&
 			text_copy(r->k.spool_dir, sizeof(r->k.spool_dir), r->dir) &&
 			text_copy(r->k.vm_dir, sizeof(r->k.vm_dir), r->dir));
+	r->k.host.isolation = "emulated";
 	r->k.dirty = true; /* the loop's turn is not what is tested */
 	assert_ok(slots_new(700000, SLOTS, &r->k.slots, &e));
 	r->k.admission = (struct admission){ .total_memory_mib = 8192,
@@ -99,11 +102,12 @@ static struct vm *add(struct rig *r, enum journal_kind kind, uint32_t slot)
 static void on_frame(void *arg, uint8_t type, const uint8_t *body, size_t n, const int *fds, size_t fd_count)
 {
 	struct rig *r = arg;
+	struct err e;
 
-	(void)body;
-	(void)n;
 	for (size_t i = 0; i < fd_count; i++)
 		close(fds[i]);
+	if (type == RF_LINK_VM)
+		assert_ok(role_vm_decode(body, n, &r->vm, &e));
 	if (r->count < sizeof(r->said))
 		r->said[r->count++] = type;
 }
@@ -111,6 +115,11 @@ static void on_frame(void *arg, uint8_t type, const uint8_t *body, size_t n, con
 static bool heard_three(void *arg)
 {
 	return ((const struct rig *)arg)->count >= 3;
+}
+
+static bool heard_some(void *arg)
+{
+	return ((const struct rig *)arg)->count > 0;
 }
 
 static void on_end(void *arg, const struct err *e)
@@ -259,6 +268,99 @@ static void a_receipt_after_a_restart(void **state)
 	buf_free(&b);
 }
 
+/*
+ * A run whose start was asked for, and whose broker has not said yet whether it was granted, is not told to link as one that runs:
+ * its events would be sent before the grant, and controld would have it killed. One whose broker never says it is.
+ */
+static void what_link_hears_before_the_broker_speaks(void **state)
+{
+	struct rig *r = *state;
+	struct framed_options to_link = {
+		.max_frame = ROLE_FRAME_MAX, .max_queued = 65536, .on_frame = on_frame, .on_end = on_end, .arg = r
+	};
+	struct framed_options at_link = to_link;
+	struct framed *link;
+	struct vm *vm = add(r, JOURNAL_RUN, 0);
+	struct err e;
+	int fd[2];
+
+	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fd), 0);
+	to_link.fd = fd[0];
+	at_link.fd = fd[1];
+	assert_ok(framed_new(r->k.base, &to_link, &r->k.link.frames, &e));
+	assert_ok(framed_new(r->k.base, &at_link, &link, &e));
+	vm->journal.state = JOURNAL_ASKED;
+	vm->adopt_began_ns = 1;
+	link_side_vm(&r->k, vm);
+	assert_true(loop_until(r->k.base, heard_some, r, WAIT_MS));
+	assert_int_equal(r->said[0], RF_LINK_VM);
+	assert_int_equal(r->vm.state, VM_STARTING);
+	r->count = 0;
+	vm_end(vm, ERRCODE_BROKER_LOST, "it ended"); /* its record is not there: it is forgotten */
+	assert_true(loop_until(r->k.base, heard_some, r, WAIT_MS));
+	assert_int_equal(r->said[0], RF_LINK_VM);
+	assert_int_equal(r->vm.state, VM_RUNNING);
+	framed_free(r->k.link.frames);
+	r->k.link.frames = NULL;
+	framed_free(link);
+}
+
+/* A VM that did not boot and is gone; its broker refuses the run, and it is to be tried once more. */
+static struct vm *refused_once(struct rig *r)
+{
+	struct vm *vm = add(r, JOURNAL_RUN, 0);
+	struct buf refusal = BUF_INIT(64);
+
+	vm->again_inputs = (struct vm_inputs){
+		.assignment = calloc(1, 8), .secrets = calloc(1, 8), .assignment_len = 8, .secrets_len = 8
+	};
+	admission_give_vm(&r->k.admission, 512, 1);
+	vm->gone_ms = 3;
+	wire_put_bool(&refusal, true);
+	wire_put_u32(&refusal, ERRCODE_VM_START_FAILED);
+	wire_put_str(&refusal, "no hello");
+	assert_true(vm_again_refused(vm, refusal.data, refusal.len));
+	assert_int_equal(r->k.admission.used_memory_mib, 512);
+	assert_int_equal(r->k.stats.boots_again, 1);
+	buf_free(&refusal);
+	return vm;
+}
+
+/* Whatever comes between the two boots of a run is neither lost nor undone by the second one. */
+static void between_two_boots(void **state)
+{
+	struct rig *r = *state;
+	struct vm *vm = refused_once(r);
+
+	broker_side_from_link(vm, RF_LB_CANCEL, NULL, 0);
+	vm_step_all(vm);
+	assert_true(vm->seen.waiting && vm->booted_again && !vm->want.end);
+	assert_non_null(vm->assignment);
+	assert_int_equal(vm->early_count, 1); /* the second broker hears of it with its assignment */
+	assert_int_equal(r->k.admission.used_memory_mib, 512);
+	assert_int_equal(r->k.admission.used_slots, 1);
+	vm_kill_silently(vm); /* while it waits for its turn */
+	assert_null(r->k.vms);
+
+	r->k.stats.boots_again = 0;
+	vm = refused_once(r);
+	vm_kill_silently(vm); /* fenced before the first is cleaned up */
+	assert_null(r->k.vms);
+
+	r->k.stats.boots_again = 0;
+	vm = refused_once(r);
+	r->k.stopping = r->k.ends_all = true;
+	vm_step_all(vm); /* reported, as a start that failed */
+	assert_true(vm->seen.closed && vm->seen.reported && vm->refused && vm->refuse_failed);
+	r->k.stopping = false;
+	vm_done(vm);
+	assert_null(r->k.vms);
+	assert_int_equal(slots_free_count(r->k.slots), SLOTS);
+	assert_int_equal(r->k.admission.used_memory_mib, 0);
+	assert_int_equal(r->k.admission.used_slots, 0);
+	assert_int_equal(r->k.admission.used_pids, 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -266,6 +368,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(warm_vms_of_an_earlier_noded, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(a_slot_of_two, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(slots_that_come, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(what_link_hears_before_the_broker_speaks, set_up, tear_down),
+		cmocka_unit_test_setup_teardown(between_two_boots, set_up, tear_down),
 		cmocka_unit_test_setup_teardown(a_receipt_after_a_restart, set_up, tear_down),
 	};
 
