@@ -291,6 +291,7 @@ static void ch_take_events(void *state, const char *bytes, size_t n)
 
 const struct control_driver control_ch = {
 	.name = "api",
+	.quit = "PUT /api/v1/vmm.shutdown HTTP/1.1\r\nHost: localhost\r\nAccept: application/json\r\n\r\n",
 	.make = ch_make,
 	.free = ch_free,
 	.start = ch_start,

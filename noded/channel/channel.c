@@ -274,6 +274,7 @@ static void on_broker_end(void *arg, const struct err *e)
 	if (e)
 		log_error("broker socket error=\"%s\"", e->text);
 	console_drain(c->console);
+	vmm_side_quit(c);
 	channel_stop(c, e ? 1 : 0);
 }
 

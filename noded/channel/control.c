@@ -57,6 +57,11 @@ void control_snapshot(struct control *c, const int *fds, size_t fd_count)
 	c->driver->snapshot(c->state, fds, fd_count);
 }
 
+const char *control_quit(const struct control *c)
+{
+	return c->driver->quit;
+}
+
 const char *control_name(const struct control *c)
 {
 	return c->driver->name;

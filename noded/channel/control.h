@@ -50,12 +50,14 @@ void control_events(struct control *c, const void *bytes, size_t n);
 /* Stops the VM and has its snapshot written; answered by on_snapshot, later or before this returns. The descriptors stay the
  * caller's and must live until then. */
 void control_snapshot(struct control *c, const int *fds, size_t fd_count);
+/* The word that ends the VMM, for when nobody is left who would. */
+const char *control_quit(const struct control *c);
 /* "qmp" | "api", for texts. */
 const char *control_name(const struct control *c);
 
 /* What a driver's control is made of; for control.c and the drivers only. */
 struct control_driver {
-	const char *name;
+	const char *name, *quit;
 	void *(*make)(const struct vmm_plan *plan, const struct control_ops *ops);
 	void (*free)(void *state);
 	int (*start)(void *state, struct err *e);

@@ -281,6 +281,8 @@ static void qmp_snapshot(void *state, const int *fds, size_t fd_count)
 
 const struct control_driver control_qmp = {
 	.name = "qmp",
+	.quit = "{\"execute\":\"qmp_capabilities\"}\n{\"execute\":\"quit\"}\n", /* the first may have been said, and is an error
+										   then */
 	.make = qmp_make,
 	.free = qmp_free,
 	.start = qmp_start,

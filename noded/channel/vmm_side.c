@@ -5,6 +5,7 @@
 #include "channel/channel_internal.h"
 #include "roles.h"
 
+#include "common/clock.h"
 #include "common/log.h"
 #include "common/text.h"
 #include "common/wire.h"
@@ -14,9 +15,12 @@
 #include <event2/buffer.h>
 #include <event2/event.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+#define QUIT_WAIT_MS 10000 /* nobody is left who waits for us */
 
 /* It cannot be controlled any more, which ends the VM: the broker says so to keeper. */
 void vmm_side_broke(struct channel *c, const char *why)
@@ -188,6 +192,21 @@ static void on_control_read(struct bufferevent *bev, void *arg)
 	while (!c->control_over && (n = evbuffer_remove(in, bytes, sizeof(bytes))) > 0)
 		if (control_feed(c->control, bytes, (size_t)n, &e))
 			vmm_side_broke(c, e.text);
+}
+
+/* Waits until the VMM has heard it: one whose peer closes the connection drops what it has not carried out. */
+void vmm_side_quit(struct channel *c)
+{
+	const char *text = control_quit(c->control);
+	struct pollfd p = { .fd = CHANNEL_FD_CONTROL, .events = POLLIN };
+	const int64_t until = clock_mono_ns() / 1000000 + QUIT_WAIT_MS;
+	int64_t left = QUIT_WAIT_MS;
+	char bytes[4096];
+
+	if (c->plan.start != VMM_GOLDEN || send(CHANNEL_FD_CONTROL, text, strlen(text), MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
+		return;
+	while (left > 0 && poll(&p, 1, (int)left) > 0 && recv(CHANNEL_FD_CONTROL, bytes, sizeof(bytes), MSG_DONTWAIT) > 0)
+		left = until - clock_mono_ns() / 1000000;
 }
 
 int vmm_side_snapshot(struct channel *c, const int *fds, size_t fd_count, struct err *e)

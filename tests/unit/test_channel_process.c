@@ -63,9 +63,9 @@ static long memory_kib(const struct rig *r)
 	return kib;
 }
 
-static void start(struct rig *r)
+static void start_as(struct rig *r, enum vmm_start kind)
 {
-	const struct vmm_plan cold = { .kind = VMM_QEMU, .start = VMM_COLD, .ram_fd = -1, .state_fd = -1 };
+	const struct vmm_plan how = { .kind = VMM_QEMU, .start = kind, .ram_fd = -1, .state_fd = -1 };
 	int pairs[3][2], console[2], plan;
 	struct err e;
 
@@ -74,7 +74,7 @@ static void start(struct rig *r)
 	for (int i = 0; i < 3; i++)
 		assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pairs[i]), 0);
 	assert_int_equal(pipe2(console, O_CLOEXEC), 0);
-	plan = vmm_plan_write(&cold, &e);
+	plan = vmm_plan_write(&how, &e);
 	assert_true(plan >= 0);
 	r->pid = fork();
 	assert_true(r->pid >= 0);
@@ -91,6 +91,11 @@ static void start(struct rig *r)
 	assert_int_equal(fcntl(r->guest, F_SETFL, O_NONBLOCK), 0);
 	assert_int_equal(fcntl(r->console, F_SETFL, O_NONBLOCK), 0);
 	r->start_kib = memory_kib(r);
+}
+
+static void start(struct rig *r)
+{
+	start_as(r, VMM_COLD);
 }
 
 /* The broker goes: so must the channel, with this status. */
@@ -327,6 +332,34 @@ static void test_noise(void **state)
 	buf_free(&body);
 }
 
+/* A golden VM has keeper in its broker's place and nobody else: where that died, the channel ends the VM. */
+static void test_whom_the_end_of_keeper_ends(void **state)
+{
+	static const enum vmm_start kinds[] = { VMM_COLD, VMM_GOLDEN };
+
+	(void)state;
+	for (size_t i = 0; i < COUNT(kinds); i++) {
+		struct buf heard = BUF_INIT(4096);
+		char bytes[512];
+		struct rig r;
+		int status;
+		ssize_t n = 0;
+
+		start_as(&r, kinds[i]);
+		close(r.broker);
+		while (!(heard.len > 0 && strstr(buf_cstr(&heard), "\"quit\"")) && (n = read(r.qmp, bytes, sizeof(bytes))) > 0)
+			assert_true(buf_add(&heard, bytes, (size_t)n));
+		assert_int_equal(n > 0, kinds[i] == VMM_GOLDEN); /* of the other, the connection just ends */
+		close(r.qmp);
+		assert_int_equal(waitpid(r.pid, &status, 0), r.pid);
+		assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+		close(r.guest);
+		close(r.console);
+		buf_free(&r.in);
+		buf_free(&heard);
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -334,6 +367,7 @@ int main(void)
 		cmocka_unit_test(test_console_without_end),
 		cmocka_unit_test(test_half_a_frame),
 		cmocka_unit_test(test_noise),
+		cmocka_unit_test(test_whom_the_end_of_keeper_ends),
 	};
 
 	(void)signal(SIGPIPE, SIG_IGN);
