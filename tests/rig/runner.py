@@ -142,7 +142,7 @@ def kind_fuzz(prepared, options):
         build, found = prepared.build("fuzz"), fuzz.keep
     else:
         build, found = prepared.build("fuzz"), None  # everything, so that clang sees it all
-    rows = found(build, LOGS, say) if found else fuzz.run(build, int(options.minutes * 60) if options.minutes else 15, LOGS)
+    rows = found(build, LOGS, say) if found else fuzz.run(build, int(options.minutes * 60) if options.minutes else 10, LOGS)
     for name, ok, seconds, detail in rows:
         yield Test("fuzz", name, "passed" if ok else "failed", seconds, detail)
 
@@ -181,7 +181,7 @@ def kind_contract(prepared, options):
 
 
 def kind_e2e(prepared, options):
-    yield from pytest("e2e", prepared, options, ["tests/e2e"], 1500)
+    yield from pytest("e2e", prepared, options, ["tests/e2e"], 2400)
     yield from booted("e2e")
 
 
@@ -281,7 +281,7 @@ def junit(kind, report, strip=""):
 KINDS = {
     "lint": (kind_lint, True, "format, clang-tidy, cppcheck, and the rules of the house"),
     "unit": (kind_unit, True, "pure logic, cmocka under ASan and UBSan"),
-    "fuzz": (kind_fuzz, True, "libFuzzer on every reader of foreign bytes, 15 s each (--minutes N for long)"),
+    "fuzz": (kind_fuzz, True, "libFuzzer on every reader of foreign bytes, 10 s each (--minutes N for long)"),
     "contract": (kind_contract, True, "what noded's driver believes of Cloud Hypervisor, against the stand-in, and against the real one where it can run"),
     "e2e": (kind_e2e, True, "the whole system with booted guests"),
     "fault": (kind_fault, True, "seven cells of kill"),
