@@ -50,7 +50,7 @@ int vmm_side_open_events(struct channel *c, struct err *e) EPH_MUST_CHECK;
 void vmm_side_broke(struct channel *c, const char *why); /* the VMM cannot be controlled any more */
 void vmm_side_on_connect(evutil_socket_t fd, short what, void *arg);
 int vmm_side_snapshot(struct channel *c, const int *fds, size_t fd_count, struct err *e) EPH_MUST_CHECK;
-void vmm_side_quit(struct channel *c); /* a golden VM has no broker that would see to its end when keeper died */
+void vmm_side_quit(struct channel *c); /* keeper may be gone as well, and nobody else would see to its end */
 void vmm_side_close_listener(struct channel *c);
 void vmm_side_close_fds(struct channel *c);
 

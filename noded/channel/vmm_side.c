@@ -20,7 +20,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define QUIT_WAIT_MS 10000 /* nobody is left who waits for us */
+#define QUIT_WAIT_MS 3000 /* nobody is left who waits for us */
 
 /* It cannot be controlled any more, which ends the VM: the broker says so to keeper. */
 void vmm_side_broke(struct channel *c, const char *why)
@@ -203,7 +203,7 @@ void vmm_side_quit(struct channel *c)
 	int64_t left = QUIT_WAIT_MS;
 	char bytes[4096];
 
-	if (c->plan.start != VMM_GOLDEN || send(CHANNEL_FD_CONTROL, text, strlen(text), MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
+	if (send(CHANNEL_FD_CONTROL, text, strlen(text), MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
 		return;
 	while (left > 0 && poll(&p, 1, (int)left) > 0 && recv(CHANNEL_FD_CONTROL, bytes, sizeof(bytes), MSG_DONTWAIT) > 0)
 		left = until - clock_mono_ns() / 1000000;

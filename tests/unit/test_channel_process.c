@@ -103,12 +103,12 @@ static void finish(struct rig *r, int want)
 {
 	int status;
 
+	close(r->qmp);
 	close(r->broker);
 	assert_int_equal(waitpid(r->pid, &status, 0), r->pid);
 	assert_true(WIFEXITED(status));
 	assert_int_equal(WEXITSTATUS(status), want);
 	close(r->guest);
-	close(r->qmp);
 	close(r->console);
 	buf_free(&r->in);
 }
@@ -332,7 +332,8 @@ static void test_noise(void **state)
 	buf_free(&body);
 }
 
-/* A golden VM has keeper in its broker's place and nobody else: where that died, the channel ends the VM. */
+/* A golden VM has keeper in its broker's place and nobody else, and a broker may die when keeper is gone: the channel ends the VM.
+ */
 static void test_whom_the_end_of_keeper_ends(void **state)
 {
 	static const enum vmm_start kinds[] = { VMM_COLD, VMM_GOLDEN };
@@ -349,7 +350,7 @@ static void test_whom_the_end_of_keeper_ends(void **state)
 		close(r.broker);
 		while (!(heard.len > 0 && strstr(buf_cstr(&heard), "\"quit\"")) && (n = read(r.qmp, bytes, sizeof(bytes))) > 0)
 			assert_true(buf_add(&heard, bytes, (size_t)n));
-		assert_int_equal(n > 0, kinds[i] == VMM_GOLDEN); /* of the other, the connection just ends */
+		assert_true(n > 0);
 		close(r.qmp);
 		assert_int_equal(waitpid(r.pid, &status, 0), r.pid);
 		assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
