@@ -150,7 +150,7 @@ static const struct pg_stmt stmt_blob = {
 	.nparams = 5,
 };
 
-static void on_blob(void *arg, const struct pg_rows *rows, const char *sqlstate, const struct err *e)
+void chunk_on_blob(void *arg, const struct pg_rows *rows, const char *sqlstate, const struct err *e)
 {
 	struct call *c = arg;
 	struct store_blob b = { .found = false };
@@ -186,5 +186,5 @@ int store_blob(struct store *s, const char *node_id, const struct link_blob *b, 
 	params_bytes(&p, b->token, TOKEN_LEN);
 	params_bytes(&p, b->sha256, SHA256_LEN);
 	params_i64(&p, (int64_t)(b->offset / STORE_FILE_CHUNK));
-	return call_exec(c, s->reads, &stmt_blob, &p, on_blob, e);
+	return call_exec(c, s->reads, &stmt_blob, &p, chunk_on_blob, e);
 }

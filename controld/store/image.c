@@ -490,26 +490,6 @@ static const struct pg_stmt stmt_blob = {
 	.nparams = 2,
 };
 
-static void on_blob(void *arg, const struct pg_rows *rows, const char *sqlstate, const struct err *e)
-{
-	struct call *c = arg;
-	struct store_blob b = { .found = false };
-	uint8_t *bytes = NULL;
-	size_t len = 0;
-
-	(void)sqlstate;
-	if (!e && pg_nrows(rows) == 1) {
-		b.total = (uint64_t)pg_i64(rows, 0, 0);
-		bytes = pg_bytea(rows, 0, 1, &len);
-		b.found = bytes != NULL;
-		b.bytes = bytes;
-		b.len = (uint32_t)len;
-	}
-	c->cb.blob(c->arg, e ? NULL : &b, e ? call_error(e) : NULL);
-	free(bytes);
-	free(c);
-}
-
 int store_image_blob(struct store *s, const struct link_image_blob *b, store_blob_cb cb, void *arg, struct err *e)
 {
 	struct call *c;
@@ -523,5 +503,5 @@ int store_image_blob(struct store *s, const struct link_image_blob *b, store_blo
 	c->cb.blob = cb;
 	params_bytes(&p, b->sha256, SHA256_LEN);
 	params_i64(&p, (int64_t)(b->offset / STORE_FILE_CHUNK));
-	return call_exec(c, s->reads, &stmt_blob, &p, on_blob, e);
+	return call_exec(c, s->reads, &stmt_blob, &p, chunk_on_blob, e);
 }

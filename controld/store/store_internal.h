@@ -172,6 +172,8 @@ void figures_settled(struct store *s, const char *run_id);
 /* chunk.c: stores one file's content, once. cb as a store_done_cb. */
 int chunk_put(struct store *s, const char *org_id, const struct store_file *f, store_done_cb cb, void *arg,
 		struct err *e) EPH_MUST_CHECK;
+/* A row of total and bytes, to the call's blob callback; no row, or no bytes of a file that has some: not found. */
+void chunk_on_blob(void *arg, const struct pg_rows *rows, const char *sqlstate, const struct err *e);
 
 /* run_read.c: lines of "size sha256 path" as the queries give files. Paths are views that end at a newline or the end. -1:
  * malformed. */
