@@ -65,7 +65,7 @@ static long memory_kib(const struct rig *r)
 
 static void start_as(struct rig *r, enum vmm_start kind)
 {
-	const struct vmm_plan how = { .kind = VMM_QEMU, .start = kind, .ram_fd = -1, .state_fd = -1 };
+	const struct vmm_plan how = { .kind = VMM_QEMU, .start = (uint8_t)kind, .ram_fd = -1, .state_fd = -1 };
 	int pairs[3][2], console[2], plan;
 	struct err e;
 
