@@ -4,6 +4,8 @@
  */
 #include "jail/spawn.h"
 
+#include "jail/sealed.h"
+
 #include "roles.h"
 
 #include "common/text.h"
@@ -14,7 +16,6 @@
 #include <linux/sched.h>
 #include <signal.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -23,25 +24,12 @@
 static int make_job_fd(struct jail_job *job, struct err *e)
 {
 	struct buf b = BUF_INIT(JAIL_JOB_MAX);
-	int fd = memfd_create("job", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	int fd;
 
 	jail_job_encode(job, &b);
-	if (fd < 0) {
-		err_set_errno(e, "memfd");
-	} else if (b.failed) {
-		err_set(e, ERR_LIMIT, "job description is too long");
-	} else if (write(fd, b.data, b.len) != (ssize_t)b.len) {
-		err_set_errno(e, "write job");
-	} else if (fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE) != 0) {
-		err_set_errno(e, "seal job");
-	} else {
-		buf_free(&b);
-		return fd;
-	}
+	fd = sealed_file("job", &b, e);
 	buf_free(&b);
-	if (fd >= 0)
-		close(fd);
-	return -1;
+	return fd;
 }
 
 /* In the child. Never returns. */

@@ -14,6 +14,7 @@
 #include "common/text.h"
 #include "common/wire.h"
 #include "jail/cgroup.h"
+#include "jail/sealed.h"
 #include "keeper/files.h"
 
 #include <dirent.h>
@@ -315,13 +316,11 @@ int golden_side_open(struct vm *vm, int fd, struct err *e)
 /* Nobody can write to it from here on. */
 static int seal(struct golden *g, struct err *e)
 {
-	const int seals = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE;
-
 	if (g->dir[0])
 		return g->keeper->host.driver->golden_seal(g->dir, e);
-	if (fcntl(g->ram_fd, F_ADD_SEALS, seals) != 0 || fcntl(g->state_fd, F_ADD_SEALS, seals) != 0)
-		return err_set_errno(e, "seal a golden VM's memory");
-	return 0;
+	if (sealed_close(g->ram_fd, "a golden VM's memory", e))
+		return -1;
+	return sealed_close(g->state_fd, "a golden VM's state", e);
 }
 
 static int place_of(const struct keeper *k)

@@ -5,11 +5,9 @@
 #include "vmm/plan.h"
 
 #include "common/wire.h"
+#include "jail/sealed.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -69,25 +67,12 @@ void vmm_plan_free(struct vmm_plan *plan)
 int vmm_plan_write(const struct vmm_plan *plan, struct err *e)
 {
 	struct buf b = BUF_INIT(VMM_PLAN_MAX);
-	int fd = memfd_create("plan", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	int fd;
 
 	vmm_plan_encode(plan, &b);
-	if (fd < 0)
-		err_set_errno(e, "memfd");
-	else if (b.failed)
-		err_set(e, ERR_LIMIT, "the VMM's plan is too long");
-	else if (write(fd, b.data, b.len) != (ssize_t)b.len)
-		err_set_errno(e, "write the VMM's plan");
-	else if (fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE) != 0)
-		err_set_errno(e, "seal the VMM's plan");
-	else {
-		buf_free(&b);
-		return fd;
-	}
+	fd = sealed_file("the VMM's plan", &b, e);
 	buf_free(&b);
-	if (fd >= 0)
-		close(fd);
-	return -1;
+	return fd;
 }
 
 int vmm_plan_read(int fd, struct vmm_plan *out, struct err *e)
