@@ -73,6 +73,41 @@ static int write_optional(const char *dir, const char *file, const char *value, 
 	return -1;
 }
 
+/* A file with one number; "max", or no such file, is no limit. */
+static uint32_t limit_in(const char *path)
+{
+	char text[64];
+	unsigned long long n;
+
+	if (!cgroup_read(path, text, sizeof(text)) || text[0] < '0' || text[0] > '9')
+		return UINT32_MAX;
+	n = strtoull(text, NULL, 10);
+	return n < UINT32_MAX ? (uint32_t)n : UINT32_MAX;
+}
+
+static uint32_t least(uint32_t a, uint32_t b)
+{
+	return a < b ? a : b;
+}
+
+uint32_t cgroups_pids(const struct cgroups *c)
+{
+	uint32_t pids = least(limit_in("/proc/sys/kernel/pid_max"), limit_in("/proc/sys/kernel/threads-max"));
+	char dir[CGROUP_PATH_MAX], path[CGROUP_PATH_MAX + 32], *slash = dir;
+
+	if (!text_copy(dir, sizeof(dir), c->on_v2[CGROUP_PIDS] ? c->v2 : c->v1[CGROUP_PIDS]))
+		return pids;
+	/* Up to the root of the hierarchy, above which there is no such file. */
+	while (slash && text_fmt(path, sizeof(path), "%s/cgroup.procs", dir) && access(path, F_OK) == 0) {
+		if (text_fmt(path, sizeof(path), "%s/pids.max", dir))
+			pids = least(pids, limit_in(path));
+		slash = strrchr(dir, '/');
+		if (slash)
+			*slash = '\0';
+	}
+	return pids;
+}
+
 /* Proves at start, not at the first run, that groups can be made here. */
 static int probe(struct cgroups *c, struct err *e)
 {

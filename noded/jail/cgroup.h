@@ -35,6 +35,8 @@ int cgroups_open(const char *parent, struct cgroups **out, struct err *e) EPH_MU
 void cgroups_free(struct cgroups *c);
 /* "v2" or "v2 + v1 memory pids cpu", for the log. */
 const char *cgroups_text(const struct cgroups *c);
+/* Processes and threads that the kernel, and the groups which ours are made in, allow in all; UINT32_MAX = no limit. */
+uint32_t cgroups_pids(const struct cgroups *c);
 /* Calls back with the name of every group of ours that exists below the parents (any hierarchy; a name may come more than once). */
 void cgroups_each(const struct cgroups *c, const char *prefix, void (*fn)(void *arg, const char *name), void *arg);
 

@@ -282,7 +282,7 @@ static int reserve(struct keeper *k, struct err *e)
 		.total_memory_mib = c->memory_mib > 0 ? (uint32_t)c->memory_mib : h->memory_mib,
 		.total_vcpus = c->vcpus > 0 ? (uint32_t)c->vcpus : h->cpus * VCPUS_PER_CPU,
 		.total_slots = (uint32_t)c->max_vms,
-		.total_pids = room_pids(),
+		.total_pids = room_pids(k->host.cgroups),
 		.pids_each = VM_ROLE_PIDS + h->driver->pids(0),
 		.pids_per_vcpu = h->driver->pids(1) - h->driver->pids(0),
 		.overhead_mib = h->driver->overhead_mib(&h->vmm) + 32, /* broker and channel use about 16 MiB each */

@@ -13,7 +13,7 @@ CASES = {
     "pure", "true-root", "parent", "parent-with-processes", "service", "service-without-delegation", "service-with-half", "session", "container",
     "container-with-parent", "part-of-the-hierarchy",
     # one group
-    "memory", "pids", "cpu", "kill-by-descriptor", "adopt", "each", "forget",
+    "memory", "pids", "pids-above", "cpu", "kill-by-descriptor", "adopt", "each", "forget",
 }
 
 

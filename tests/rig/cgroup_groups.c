@@ -4,6 +4,7 @@
 #include "cgroup_guest.h"
 
 #include "common/text.h"
+#include "jail/cgroup_internal.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -250,6 +251,20 @@ static void each(void)
 	must(strstr(names, "vm_1") == NULL && strstr(names, "link_1") == NULL);
 }
 
+/* What is allowed in all is the least of the kernel's numbers and of the groups that ours are made in. */
+static void pids_above(void)
+{
+	struct cgroups *c = open_at("/upper/place");
+	uint32_t kernel = cgroups_pids(c);
+	struct err e;
+
+	must(kernel > 700 && kernel < UINT32_MAX);
+	must(cgroup_write(ROOT "/upper", "pids.max", "700", &e) == 0 && cgroups_pids(c) == 700);
+	must(cgroup_write(ROOT "/upper/place", "pids.max", "800", &e) == 0 && cgroups_pids(c) == 700);
+	must(cgroup_write(ROOT "/upper/place", "pids.max", "600", &e) == 0 && cgroups_pids(c) == 600);
+	must(cgroup_write(ROOT "/upper", "pids.max", "max", &e) == 0 && cgroups_pids(c) == 600);
+}
+
 /* cgroup_parent is another one now: ours are killed, another noded's are not touched, and the levels go once they are empty. */
 static void forget(void)
 {
@@ -272,6 +287,7 @@ static void forget(void)
 const struct cgroup_case group_cases[] = {
 	{ "memory", memory },
 	{ "pids", pids },
+	{ "pids-above", pids_above },
 	{ "cpu", cpu },
 	{ "kill-by-descriptor", kill_by_descriptor },
 	{ "adopt", adopt },
