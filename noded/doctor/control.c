@@ -10,6 +10,7 @@
 #include "common/text.h"
 #include "keeper/identity.h"
 #include "link/peer.h"
+#include "vmm/probe.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -274,26 +275,6 @@ static void try_address(const char *address, const char *ca, int out)
 /* --- all addresses -------------------------------------------------------------------------------------------------------------
  */
 
-static void read_until_end(int fd, char *text, size_t size)
-{
-	int64_t deadline = clock_boot_ms() + ADDRESS_MS;
-	size_t n = 0;
-
-	while (n + 1 < size) {
-		int64_t left = deadline - clock_boot_ms();
-		struct pollfd p = { .fd = fd, .events = POLLIN };
-		ssize_t got;
-
-		if (left <= 0 || poll(&p, 1, (int)left) != 1)
-			break;
-		got = read(fd, text + n, size - 1 - n);
-		if (got <= 0)
-			break;
-		n += (size_t)got;
-	}
-	text[n] = '\0';
-}
-
 static void look_at_address(struct doctor *d, const char *address, const char *ca)
 {
 	char text[2048], *line;
@@ -310,7 +291,7 @@ static void look_at_address(struct doctor *d, const char *address, const char *c
 		_exit(0);
 	}
 	close(fds[1]);
-	read_until_end(fds[0], text, sizeof(text));
+	vmm_read_output(fds[0], ADDRESS_MS, text, sizeof(text));
 	close(fds[0]);
 	kill(pid, SIGKILL);
 	while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)

@@ -16,10 +16,9 @@
 #define PROBE_MS 5000
 #define VERSION_CHARS "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-+_"
 
-/* Reads what the child prints until EOF or the deadline. */
-static size_t read_output(int fd, char *out, size_t size)
+size_t vmm_read_output(int fd, int64_t limit_ms, char *out, size_t size)
 {
-	int64_t deadline = clock_boot_ms() + PROBE_MS;
+	int64_t deadline = clock_boot_ms() + limit_ms;
 	size_t len = 0;
 
 	while (len + 1 < size) {
@@ -57,7 +56,7 @@ static int run_version(const char *binary, char *out, size_t size, struct err *e
 		errno = rc;
 		return err_set_errno(e, "run %s", binary);
 	}
-	read_output(pipes[0], out, size);
+	vmm_read_output(pipes[0], PROBE_MS, out, size);
 	close(pipes[0]);
 	/* It printed what we need, closed its output or is over the deadline: in each case it has to go now. */
 	kill(pid, SIGKILL);

@@ -9,6 +9,7 @@
 #include "common/error.h"
 
 #include <stddef.h>
+#include <stdint.h>
 
 /*
  * Runs `binary --version`, which must begin with `begins`, and gives what follows that (in `out`, terminated) up to the first
@@ -16,5 +17,8 @@
  */
 int vmm_probe_version(
 		const char *binary, const char *key, const char *begins, char *out, size_t size, struct err *e) EPH_MUST_CHECK;
+
+/* Reads what a child prints until its end, `limit_ms` are over, or `size` is full; terminated. Returns the length. */
+size_t vmm_read_output(int fd, int64_t limit_ms, char *out, size_t size);
 
 #endif
