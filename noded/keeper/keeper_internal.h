@@ -222,6 +222,7 @@ void golden_free(struct golden *g);
 /* vm.c */
 extern const char *const vm_role_names[SLOT_ROLES];
 struct vm *vm_find(struct keeper *k, const uint8_t token[TOKEN_LEN]);
+struct vm *vm_named(const struct keeper *k, const char *id);
 void vm_run_waiting(struct keeper *k);               /* starts those whose turn it is */
 void vm_boot_over(struct vm *vm);                    /* gives the boot place back */
 void vm_step_all(struct vm *vm);                     /* carries out steps until there is nothing to do; vm may be freed */

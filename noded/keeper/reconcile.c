@@ -23,14 +23,6 @@
 
 static const char *const socket_names[SOCKETS] = { VM_CTL_NAME, "api" };
 
-static const struct vm *find(const struct keeper *k, const char *id)
-{
-	for (const struct vm *vm = k->vms; vm; vm = vm->next)
-		if (strcmp(vm->journal.vm, id) == 0)
-			return vm;
-	return NULL;
-}
-
 /* --- groups ------------------------------------------------------------------------------------------------------------------- */
 
 bool reconcile_is_ours(const struct keeper *k, const char *group)
@@ -104,7 +96,7 @@ void reconcile_directories(struct keeper *k)
 	if (!d)
 		return;
 	while ((entry = readdir(d)) != NULL)
-		if (id_valid("vm", entry->d_name) && !find(k, entry->d_name))
+		if (id_valid("vm", entry->d_name) && !vm_named(k, entry->d_name))
 			remove_directory(k, entry->d_name);
 	closedir(d);
 }
@@ -115,7 +107,7 @@ static void on_entry(void *arg, const struct journal *j)
 {
 	struct keeper *k = arg;
 
-	if (find(k, j->vm))
+	if (vm_named(k, j->vm))
 		return;
 	k->stats.leftovers[STATS_LEFT_JOURNAL]++;
 	log_warn("run=%s vm=%s an entry of the journal that nobody here made: treated as at a start", j->run_id, j->vm);
@@ -145,7 +137,8 @@ static void reconcile_journal(struct keeper *k)
 
 /* --- spools and disk ---------------------------------------------------------------------------------------------------------- */
 
-/* A spool whose name is gone serves on, but no later noded could go on with it. What belongs to no VM goes by its age. */
+/* A spool whose name is gone serves on, but no later noded could go on with it. What belongs to no VM goes by its age
+ * (recover_sweep_spools, which the loop calls more often than this). */
 static void reconcile_spools(struct keeper *k)
 {
 	struct stat st;
@@ -158,7 +151,6 @@ static void reconcile_spools(struct keeper *k)
 		log_error("run=%s vm=%s somebody removed its record: it goes on, but not beyond this noded path=%s",
 				vm->journal.run_id, vm->journal.vm, vm->spool_path);
 	}
-	recover_sweep_spools(k);
 }
 
 /* --- slots and processes ------------------------------------------------------------------------------------------------------ */

@@ -252,16 +252,10 @@ void recover_sweep_spools(struct keeper *k)
 
 	if (!d)
 		return;
-	while ((entry = readdir(d)) != NULL) {
-		bool held = false;
-
-		if (!id_valid("vm", entry->d_name))
-			continue;
-		for (const struct vm *vm = k->vms; vm && !held; vm = vm->next)
-			held = strcmp(vm->journal.vm, entry->d_name) == 0;
-		if (!held && fstatat(dirfd(d), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
+	while ((entry = readdir(d)) != NULL)
+		if (id_valid("vm", entry->d_name) && !vm_named(k, entry->d_name) &&
+				fstatat(dirfd(d), entry->d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
 				st.st_mtime + k->config->spool_keep_seconds < now)
 			unlinkat(dirfd(d), entry->d_name, 0);
-	}
 	closedir(d);
 }

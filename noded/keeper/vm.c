@@ -30,6 +30,14 @@ struct vm *vm_find(struct keeper *k, const uint8_t token[TOKEN_LEN])
 	return NULL;
 }
 
+struct vm *vm_named(const struct keeper *k, const char *id)
+{
+	for (struct vm *vm = k->vms; vm; vm = vm->next)
+		if (strcmp(vm->journal.vm, id) == 0)
+			return vm;
+	return NULL;
+}
+
 /* --- making and freeing ------------------------------------------------------------------------------------------------------- */
 
 static void on_timer(evutil_socket_t fd, short what, void *arg)
