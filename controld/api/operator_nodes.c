@@ -227,19 +227,28 @@ static void on_node(void *arg, const struct store_nodes *n, const struct err *e)
 	api_reply(r, 200, &out);
 }
 
-static void on_acted(void *arg, const struct store_done *d, const struct err *e)
+/* The request, when the node was acted on, which it hears of; else NULL, and the request is answered. */
+static struct api_req *acted(void *arg, const struct store_done *d, const struct err *e)
 {
 	struct api_req *r = api_back(arg, e);
-	struct err e2;
 
 	if (!r)
-		return;
+		return NULL;
 	if (d->result != STORE_DONE) {
 		api_done_problem(r, d, "node");
-		return;
+		return NULL;
 	}
 	api_wake(r->api, API_WAKE_NODE, api_param(r, 0));
-	api_asked(store_node_get(r->api->opt.store, api_param(r, 0), on_node, api_hold(r), &e2), r, &e2);
+	return r;
+}
+
+static void on_acted(void *arg, const struct store_done *d, const struct err *e)
+{
+	struct api_req *r = acted(arg, d, e);
+	struct err e2;
+
+	if (r)
+		api_asked(store_node_get(r->api->opt.store, api_param(r, 0), on_node, api_hold(r), &e2), r, &e2);
 }
 
 static void act(struct api_req *r, enum store_node_action action)
@@ -275,16 +284,10 @@ void operator_node_revoke(struct api_req *r)
 
 static void on_removed(void *arg, const struct store_done *d, const struct err *e)
 {
-	struct api_req *r = api_back(arg, e);
+	struct api_req *r = acted(arg, d, e);
 
-	if (!r)
-		return;
-	if (d->result != STORE_DONE) {
-		api_done_problem(r, d, "node");
-		return;
-	}
-	api_wake(r->api, API_WAKE_NODE, api_param(r, 0));
-	api_reply_empty(r, 204);
+	if (r)
+		api_reply_empty(r, 204);
 }
 
 void operator_node_remove(struct api_req *r)
