@@ -18,7 +18,7 @@ static bool is(const char *p, size_t n, const char *word)
 	return n == strlen(word) && strncasecmp(p, word, n) == 0;
 }
 
-/* 0, 1, 0.xxx, 1.000 in thousandths; -1 for anything else. */
+/* A weight of 0 to 1 with up to three decimals, in thousandths; -1 for anything else. */
 static int q_value(const char *p, size_t n)
 {
 	int value, scale = 100;
