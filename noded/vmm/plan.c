@@ -70,7 +70,7 @@ int vmm_plan_write(const struct vmm_plan *plan, struct err *e)
 	int fd;
 
 	vmm_plan_encode(plan, &b);
-	fd = sealed_file("the VMM's plan", &b, e);
+	fd = sealed_file("plan", &b, e);
 	buf_free(&b);
 	return fd;
 }
